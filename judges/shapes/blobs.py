@@ -1,0 +1,178 @@
+"""Blobs of foreground: where they are, which outline they have and which colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import ndimage
+
+from mmrubric.shapes import BACKGROUNDS, COLOURS, OTHER, SHAPES, SIZE, Item, Scene, render
+
+FAINT = 40.0
+"""Least colour distance from the background of a pixel that may belong to a blob (0 to 441)."""
+COLOUR_REACH = 80.0
+"""Largest distance of a blob's colour from a palette colour that still bears its name."""
+PURE = 0.7
+"""Least share of a blob's inner pixels that must have the blob's colour."""
+MISFIT = 0.24
+"""Largest share of a blob's area by which it may differ from the best outline."""
+LEAST_NAMED_AREA = 20.0
+"""A blob with less area is too small for its outline to be told, in pixels."""
+_GRID = 20
+_REACH = 1.1
+_PALETTE = np.array(list(COLOURS.values()), np.float32)
+_FLAT8 = np.zeros((3, 3, 3), bool)
+_FLAT8[1] = True
+_FLAT4 = ndimage.generate_binary_structure(3, 1) & _FLAT8
+
+
+@dataclass
+class Blobs:
+    """Blobs of a batch of images: `labels` int [N, 64, 64] (0 = none), the other fields have one entry a label."""
+
+    labels: np.ndarray
+    cover: np.ndarray
+    """Share of each pixel that foreground covers, float [N, 64, 64] in [0, 1]."""
+    image: np.ndarray
+    area: np.ndarray
+    x: np.ndarray
+    """Centroid in pixels, measured as `Item.x` is: pixel i reaches from i to i + 1."""
+    y: np.ndarray
+    shape: list[str]
+    misfit: np.ndarray
+    colour: list[str]
+
+
+def segment(values: np.ndarray, grounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of connected blobs at half their contrast, and the share of each pixel that they cover."""
+    apart = values - grounds[:, None, None]
+    distance = np.sqrt(np.einsum("nyxc,nyxc->nyx", apart, apart))
+    rough, count = ndimage.label(distance > FAINT, _FLAT8)
+    if count == 0:
+        return rough, np.zeros_like(distance)
+    smooth = ndimage.uniform_filter(distance, (1, 3, 3))
+    peak = np.zeros(count + 1, np.float32)
+    where = np.flatnonzero(rough)
+    np.maximum.at(peak, rough.ravel()[where], smooth.ravel()[where])
+    peak[0] = np.inf
+    reach = np.maximum(peak, FAINT)[ndimage.maximum_filter(rough, (1, 3, 3))]
+    cover = np.clip((distance / reach - 0.2) / 0.6, 0, 1)
+    labels, _ = ndimage.label(distance > np.maximum(0.5 * reach, FAINT), _FLAT8)
+    return labels, cover
+
+
+def describe(values: np.ndarray, labels: np.ndarray, cover: np.ndarray) -> Blobs:
+    """Measure every blob: area, centroid, best outline and its misfit, colour."""
+    count = int(labels.max(initial=0))
+    grown = np.where(labels > 0, labels, ndimage.maximum_filter(labels, (1, 3, 3)))
+    weight = np.where(grown > 0, cover, 0)
+    where = np.flatnonzero(grown)
+    owner, mass = grown.ravel()[where], weight.ravel()[where].astype(np.float64)
+    n, y, x = np.unravel_index(where, labels.shape)
+    area = np.bincount(owner, mass, count + 1)[1:]
+    safe = np.maximum(area, 1e-9)
+    cx = np.bincount(owner, mass * (x + 0.5), count + 1)[1:] / safe
+    cy = np.bincount(owner, mass * (y + 0.5), count + 1)[1:] / safe
+    image = np.zeros(count + 1, int)
+    image[owner] = n
+    blobs = Blobs(labels, cover, image[1:], area, cx, cy, [OTHER] * count, np.full(count, np.inf), [])
+    blobs.colour = colours(values, labels, count)
+    if count:
+        features = _features(grown, weight, blobs)
+        bank, bank_area, bank_shape = _bank()
+        cell = (2 * _REACH / _GRID) ** 2
+        apart = (np.square(features).sum(1)[:, None] + np.square(bank).sum(1) - 2 * features @ bank.T) * cell
+        ratio = safe[:, None] / bank_area
+        # Blur rounds small outlines more than large ones: compare with outlines of about the same area,
+        # and tiny or huge blobs with the smallest or largest ones.
+        clipped = np.clip(safe, bank_area.min(), bank_area.max())[:, None] / bank_area
+        apart = np.where((clipped > 0.6) & (clipped < 1.7), apart, np.inf)
+        best = apart.argmin(1)
+        blobs.misfit = apart[np.arange(count), best]
+        fits = (blobs.misfit <= MISFIT) & (area >= LEAST_NAMED_AREA) & (ratio[np.arange(count), best] > 0.3)
+        blobs.shape = [SHAPES[bank_shape[k]] if ok else OTHER for k, ok in zip(best, fits, strict=True)]
+    return blobs
+
+
+def _features(grown: np.ndarray, weight: np.ndarray, blobs: Blobs) -> np.ndarray:
+    """Each blob's cover on a grid around its centroid, scaled to unit area: float [count, grid * grid]."""
+    step = (np.arange(_GRID) + 0.5) / _GRID * 2 * _REACH - _REACH
+    scale = np.sqrt(np.maximum(blobs.area, 1e-9))[:, None]
+    x = (blobs.x[:, None] + step * scale - 0.5)[:, None, :]
+    y = (blobs.y[:, None] + step * scale - 0.5)[:, :, None]
+    x0, y0 = np.floor(x).astype(int), np.floor(y).astype(int)
+    fx, fy = x - x0, y - y0
+    own = np.arange(1, len(blobs.area) + 1)[:, None, None]
+    image = blobs.image[:, None, None]
+
+    def at(yi: np.ndarray, xi: np.ndarray) -> np.ndarray:
+        inside = (yi >= 0) & (yi < SIZE) & (xi >= 0) & (xi < SIZE)
+        where = (image, np.clip(yi, 0, SIZE - 1), np.clip(xi, 0, SIZE - 1))
+        return np.where(inside & (grown[where] == own), weight[where], 0)
+
+    top = at(y0, x0) * (1 - fx) + at(y0, x0 + 1) * fx
+    bottom = at(y0 + 1, x0) * (1 - fx) + at(y0 + 1, x0 + 1) * fx
+    return (top * (1 - fy) + bottom * fy).reshape(len(blobs.area), -1)
+
+
+@lru_cache(maxsize=1)
+def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, areas and shape indices of rendered outlines: four shapes, many radii, offsets and blurs."""
+    pictures, kinds = [], []
+    for index, shape in enumerate(SHAPES):
+        for radius in (3.5, 4.25, 5.0, 5.6, 6.3, 7.2, 8.3, 9.5, 10.5, 11.8, 14.0, 18.0):
+            for dx, dy in ((0.0, 0.0), (0.5, 0.25), (0.2, 0.6)):
+                item = Item(shape, "red", 31.5 + dx, 31.5 + dy, radius)
+                sharp = render(Scene("white", (item,))).astype(np.float32)
+                for sigma in (0.0, 0.7, 1.1):
+                    pictures.append(ndimage.gaussian_filter(sharp, (sigma, sigma, 0)))
+                    kinds.append(index)
+    values = np.stack(pictures)
+    labels, cover = segment(values, np.broadcast_to(np.array(BACKGROUNDS["white"], np.float32), (len(values), 3)))
+    grown = np.where(labels > 0, labels, ndimage.maximum_filter(labels, (1, 3, 3)))
+    weight = np.where(grown > 0, cover, 0).astype(np.float64)
+    # One blob in each picture, so label and picture order agree.
+    total = weight.sum((1, 2))
+    axis = np.arange(SIZE) + 0.5
+    cx, cy = (weight * axis).sum((1, 2)) / total, (weight * axis[:, None]).sum((1, 2)) / total
+    blobs = Blobs(labels, cover, np.arange(len(values)), total, cx, cy, [], total, [])
+    return _features(grown, weight, blobs), total, np.array(kinds)
+
+
+def colours(values: np.ndarray, labels: np.ndarray, count: int) -> list[str]:
+    """Palette name of each blob's inner pixels, `OTHER` where they are mixed or bear no name."""
+    classes, inner = colour_classes(values, labels)
+    named = len(_PALETTE) + 1
+    where = np.flatnonzero(inner)
+    keys = labels.ravel()[where] * named + classes.ravel()[where]
+    tally = np.bincount(keys, minlength=(count + 1) * named).reshape(-1, named)[1:]
+    best = tally.argmax(1)
+    share = tally[np.arange(count), best] / np.maximum(tally.sum(1), 1)
+    names = [*COLOURS, OTHER]
+    return [names[k] if s >= PURE else OTHER for k, s in zip(best, share, strict=True)]
+
+
+def colour_classes(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Index of the nearest palette colour of a blob's pixels (6 = none), and which pixels are inside a blob.
+
+    Edge pixels are a mixture with the background, so only pixels whose four neighbours are in the blob count;
+    a blob too thin to have any keeps all its pixels.
+    """
+    mask = labels > 0
+    where = np.flatnonzero(mask)
+    distance = distances(values.reshape(-1, 3)[where], _PALETTE)
+    nearest = distance.argmin(-1)
+    nearest[distance.min(-1) > COLOUR_REACH**2] = len(_PALETTE)
+    classes = np.full(labels.shape, len(_PALETTE))
+    classes.ravel()[where] = nearest
+    inner = ndimage.binary_erosion(mask, _FLAT4, border_value=1)
+    thick = np.bincount(labels.ravel()[np.flatnonzero(inner)], minlength=int(labels.max(initial=0)) + 1)
+    return classes, inner | (mask & (thick[labels] < 4))
+
+
+def distances(values: np.ndarray, palette: np.ndarray) -> np.ndarray:
+    """Squared colour distance of values [..., 3] from palette [K, 3]: float [..., K]."""
+    norm = np.einsum("...c,...c->...", values, values)[..., None]
+    return norm + np.square(palette).sum(-1) - 2 * values @ palette.T

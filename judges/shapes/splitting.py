@@ -1,0 +1,118 @@
+"""Shapes that touch are one blob: separate them by colour, else at narrow places, where the parts are shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import numpy as np
+from scipy import ndimage
+
+from judges.shapes.blobs import Blobs, colour_classes, describe
+from mmrubric.shapes import OTHER
+
+LEAST_AREA = 60.0
+"""Blobs with less area are not two shapes, in pixels."""
+NAMED_SHARE = 0.7
+"""A strange blob is split only if shapes make up at least this share of it."""
+_LEAST_PART = 12
+_BOX = np.ones((3, 3), bool)
+
+
+def split_touching(values: np.ndarray, blobs: Blobs, skip: Collection[int] = ()) -> Blobs:
+    """Replace blobs that are several touching shapes by these shapes.
+
+    Args:
+        values: float [N, 64, 64, 3], RGB.
+        blobs: what was found.
+        skip: images to leave alone.
+
+    Returns:
+        Blobs in which a replaced one has area 0 and its parts stand at the end.
+    """
+    for propose in (_by_colour, _by_erosion(1), _by_erosion(2), _by_erosion(3)):
+        doubtful = [
+            i
+            for i, area in enumerate(blobs.area)
+            if area >= LEAST_AREA
+            and blobs.image[i] not in skip
+            and (blobs.shape[i] == OTHER or (propose is _by_colour and blobs.colour[i] == OTHER))
+        ]
+        if doubtful:
+            blobs = _attempt(values, blobs, doubtful, propose)
+    return blobs
+
+
+def _attempt(
+    values: np.ndarray, blobs: Blobs, doubtful: list[int], propose: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> Blobs:
+    owners: list[int] = []
+    masks: list[np.ndarray] = []
+    for index in doubtful:
+        image = blobs.image[index]
+        mask = blobs.labels[image] == index + 1
+        parts = propose(values[image], mask)
+        sizes = np.bincount(parts[mask], minlength=1)[1:]
+        for part in np.flatnonzero(sizes >= _LEAST_PART) + 1 if (sizes >= _LEAST_PART).sum() > 1 else ():
+            owners.append(index)
+            masks.append(parts == part)
+    if not owners:
+        return blobs
+    # Each part is looked at as if it were alone in its image.
+    images = blobs.image[owners]
+    alone = np.stack([mask * np.int32(k + 1) for k, mask in enumerate(masks)])
+    found = describe(values[images], alone, blobs.cover[images])
+    labels, accepted = blobs.labels.copy(), []
+    owner = np.array(owners)
+    area, keep = blobs.area.copy(), np.array([s != OTHER for s in found.shape])
+    for index in set(owners):
+        mine = owner == index
+        named = found.area[mine & keep].sum() / blobs.area[index]
+        whole_is_shape = blobs.shape[index] != OTHER
+        if (keep[mine].all() and mine.sum() > 1) or (not whole_is_shape and named >= NAMED_SHARE):
+            area[index] = 0
+            for k in np.flatnonzero(mine):
+                accepted.append(k)
+                labels[images[k]][masks[k]] = len(blobs.area) + len(accepted)
+    return Blobs(
+        labels,
+        blobs.cover,
+        np.concatenate([blobs.image, images[accepted]]).astype(int),
+        np.concatenate([area, found.area[accepted]]),
+        np.concatenate([blobs.x, found.x[accepted]]),
+        np.concatenate([blobs.y, found.y[accepted]]),
+        blobs.shape + [found.shape[k] for k in accepted],
+        np.concatenate([blobs.misfit, found.misfit[accepted]]),
+        blobs.colour + [found.colour[k] for k in accepted],
+    )
+
+
+def _by_colour(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Connected regions of one palette colour; other pixels of the blob go to the nearest region."""
+    classes, inner = colour_classes(values[None], mask[None].astype(np.int32))
+    seeds = np.zeros(mask.shape, np.int32)
+    count = 0
+    for colour in np.unique(classes[0][inner[0]]):
+        regions, found = ndimage.label(inner[0] & (classes[0] == colour), _BOX)
+        sizes = np.bincount(regions.ravel())
+        for region in range(1, found + 1):
+            if sizes[region] >= _LEAST_PART:
+                count += 1
+                seeds[regions == region] = count
+    return _nearest(seeds, mask)
+
+
+def _by_erosion(depth: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    def propose(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        core = ndimage.distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1] > depth
+        seeds, _ = ndimage.label(core)
+        return _nearest(seeds, mask)
+
+    return propose
+
+
+def _nearest(seeds: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Give every pixel of `mask` the label of the nearest seed; 0 outside, and everywhere without two seeds."""
+    if seeds.max(initial=0) < 2:
+        return np.zeros_like(seeds)
+    rows, columns = ndimage.distance_transform_edt(seeds == 0, return_distances=False, return_indices=True)
+    return np.where(mask, seeds[rows, columns], 0)

@@ -1,0 +1,348 @@
+"""The command line: `mmrubric rubric | judge | compare | quickstart | report`.
+
+The composition root: other packages are imported inside the commands, so that `--help` is quick and a
+command needs only what it uses. Every command takes `--json` and then prints one JSON object to standard
+output; logs and progress always go to standard error. Exit codes: 0 done, 1 the work failed, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+import yaml
+from rich.console import Console
+from rich.logging import RichHandler
+
+from mmrubric.errors import InputError
+
+P = ParamSpec("P")
+BAD_INPUT, FAILED = 2, 1
+PROMPT = "three blue squares on a white background"
+
+app = typer.Typer(
+    name="mmrubric",
+    help="Align text-to-image generators by rubrics: write checklists, judge by them, train on the verdicts.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Output:
+    """Where a command's result goes: a printed table, or with `--json` the one JSON object."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.stdout = sys.stdout
+        self.answered = False
+
+    def show(self, data: dict[str, Any], *renderables: Any) -> None:
+        """Print `data` under `--json`, otherwise the renderables (rich tables or text)."""
+        if self.as_json:
+            self.answered = True
+            self.stdout.write(json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n")
+            self.stdout.flush()
+            return
+        console = Console(file=self.stdout)
+        for item in renderables:
+            console.print(item, highlight=False)
+
+    def fail(self, error: BaseException, code: int) -> None:
+        """The error on standard error, and under `--json` as the one object on standard output as well."""
+        if code == FAILED and "MMRUBRIC_DEBUG" in os.environ:
+            traceback.print_exception(error, file=sys.stderr)
+        message = str(error).strip() or type(error).__name__
+        label = "Bad input" if code == BAD_INPUT else f"Failed ({type(error).__name__})"
+        print(f"{label}: {message}", file=sys.stderr)
+        if self.as_json and not self.answered:
+            self.show({"error": message, "type": type(error).__name__, "exit_code": code})
+
+
+_output: ContextVar[Output] = ContextVar("output")
+
+
+def command(function: Callable[P, None]) -> Callable[P, None]:
+    """Turn exceptions into exit codes, set up logging, and keep standard output clean."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        output = Output(bool(kwargs.get("as_json")))
+        _output.set(output)
+        handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
+        logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
+        try:
+            # What libraries print goes to standard error: standard output is the result's alone.
+            with contextlib.redirect_stdout(sys.stderr):
+                function(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except InputError as error:
+            output.fail(error, BAD_INPUT)
+            raise typer.Exit(BAD_INPUT) from error
+        except KeyboardInterrupt as error:
+            output.fail(RuntimeError("interrupted"), FAILED)
+            raise typer.Exit(FAILED) from error
+        except Exception as error:
+            output.fail(error, FAILED)
+            raise typer.Exit(FAILED) from error
+
+    return run
+
+
+def _options(pairs: list[str] | None, flag: str) -> dict[str, Any]:
+    """`key=value` pairs; values are read as YAML, so numbers, lists and true/false come out as such.
+
+    Raises:
+        InputError: a pair without '=', a repeated key, or a value that is no YAML.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs or []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"{flag} {pair!r}: write it as key=value")
+        if key.strip() in options:
+            raise InputError(f"{flag} {pair!r}: {key.strip()!r} is given twice")
+        try:
+            options[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise InputError(f"{flag} {pair!r}: the value is not valid YAML") from error
+    return options
+
+
+def _rubric(prompt: str | None, file: Path | None, generator: str, options: list[str] | None) -> Any:
+    """The rubric of `--rubric FILE`, or one generated from `--prompt`."""
+    from mmrubric import generators
+    from mmrubric.rubric import Rubric
+
+    if (prompt is None) == (file is None):
+        raise InputError(
+            "give either --prompt TEXT (a checklist is written for it) or --rubric FILE, not both"
+        )
+    if file is not None:
+        if options:
+            raise InputError("--option belongs to the rubric generator, which --rubric FILE does not use")
+        return Rubric.load(file)
+    assert prompt is not None
+    return _generate(generators.build(generator, **_options(options, "--option")), prompt)
+
+
+def _generate(generator: Any, text: str) -> Any:
+    from mmrubric.prompt import Prompt
+
+    if not text.strip():
+        raise InputError("the prompt is empty: write what the picture should show")
+    return generator.generate_sync(Prompt(id="prompt", text=text.strip()))
+
+
+def _judged(
+    images: list[Path],
+    rubric: Any,
+    judge: str,
+    judge_options: list[str] | None,
+    aggregate: str,
+    aggregate_options: list[str] | None,
+) -> Any:
+    """Judge pictures by one rubric; every input is checked before the judge is built."""
+    import judges
+    from mmrubric import aggregate as aggregators
+    from mmrubric.images import normalize
+    from mmrubric.report.console import JudgedPictures
+    from mmrubric.scores import ScoreTable, sample_completion
+
+    scorer = aggregators.build(aggregate, **_options(aggregate_options, "--aggregate-option"))
+    scorer.check(rubric)
+    candidates = [normalize(path) for path in images]
+    reader = judges.build(judge, **_options(judge_options, "--judge-option"))
+    ids = [f"{k}:{path}" for k, path in enumerate(images)]
+    requests = [
+        judges.JudgeRequest(rubric=rubric, candidate=candidate, sample_id=name)
+        for candidate, name in zip(candidates, ids, strict=True)
+    ]
+    verdicts = [list(row) for row in reader.score_sync(requests)]
+    table = ScoreTable.from_verdicts(rubric, ids, verdicts)
+    return JudgedPictures(
+        rubric,
+        [str(path) for path in images],
+        table,
+        verdicts,
+        reader.id,
+        aggregate,
+        scorer(table),
+        sample_completion(table),
+    )
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
+PromptOption = Annotated[
+    str | None, typer.Option("--prompt", "-p", help="Write the checklist for this prompt.")
+]
+RubricFile = Annotated[Path | None, typer.Option("--rubric", "-r", help="A checklist file (.yaml or .json).")]
+Generator = Annotated[str, typer.Option(help="Who writes the checklist.")]
+GeneratorOptions = Annotated[
+    list[str] | None, typer.Option("--option", help="Option of the generator, key=value; may be repeated.")
+]
+JudgeName = Annotated[str, typer.Option("--judge", help="Who judges the pictures.")]
+JudgeOptions = Annotated[
+    list[str] | None, typer.Option(help="Option of the judge, key=value; may be repeated.")
+]
+Aggregate = Annotated[str, typer.Option(help="How verdicts become a score: mean, weighted, points, ...")]
+AggregateOptions = Annotated[
+    list[str] | None, typer.Option(help="Option of the aggregator, key=value; may be repeated.")
+]
+
+
+@app.command(epilog=f"Example: mmrubric rubric '{PROMPT}' --out squares.yaml")
+@command
+def rubric(
+    prompt: Annotated[str, typer.Argument(help="What the picture should show.")],
+    generator: Generator = "shapes",
+    option: GeneratorOptions = None,
+    out: Annotated[Path | None, typer.Option(help="Write the checklist to this .yaml or .json file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the checklist of a prompt: the criteria by which pictures of it are judged."""
+    from mmrubric import generators
+    from mmrubric.report.console import rubric_table
+
+    made = _generate(generators.build(generator, **_options(option, "--option")), prompt)
+    if out is not None:
+        made.save(out)
+    data = {**made.model_dump(mode="json"), "hash": made.hash, "file": None if out is None else str(out)}
+    _output.get().show(data, rubric_table(made), *([f"Written to {out}"] if out is not None else []))
+
+
+@app.command(epilog=f"Example: mmrubric judge one.png two.png --prompt '{PROMPT}' --aggregate weighted")
+@command
+def judge(
+    images: Annotated[list[Path], typer.Argument(help="Picture files.", show_default=False)],
+    prompt: PromptOption = None,
+    rubric: RubricFile = None,
+    generator: Generator = "shapes",
+    option: GeneratorOptions = None,
+    judge: JudgeName = "shapes",
+    judge_option: JudgeOptions = None,
+    aggregate: Aggregate = "mean",
+    aggregate_option: AggregateOptions = None,
+    reasons: Annotated[bool, typer.Option("--reasons", help="Print the judge's reasons as well.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Judge pictures criterion by criterion and score them."""
+    result = _judged(
+        images, _rubric(prompt, rubric, generator, option), judge, judge_option, aggregate, aggregate_option
+    )
+    _output.get().show(result.as_json(), *result.tables(reasons))
+
+
+@app.command(epilog=f"Example: mmrubric compare one.png two.png --prompt '{PROMPT}'")
+@command
+def compare(
+    a: Annotated[Path, typer.Argument(help="First picture.", show_default=False)],
+    b: Annotated[Path, typer.Argument(help="Second picture.", show_default=False)],
+    prompt: PromptOption = None,
+    rubric: RubricFile = None,
+    generator: Generator = "shapes",
+    option: GeneratorOptions = None,
+    judge: JudgeName = "shapes",
+    judge_option: JudgeOptions = None,
+    margin: Annotated[
+        float, typer.Option(help="Smallest difference of scores that decides, in [0, 1].")
+    ] = 1e-6,
+    dependencies: Annotated[
+        str, typer.Option(help="none, direct or cascade: what a failed parent does.")
+    ] = "none",
+    as_json: Json = False,
+) -> None:
+    """Say which of two pictures meets a checklist better, and why."""
+    from mmrubric import preference
+    from mmrubric.report.console import Compared
+
+    pictures = _judged(
+        [a, b],
+        _rubric(prompt, rubric, generator, option),
+        judge,
+        judge_option,
+        "weighted",
+        [f"dependencies={dependencies}"],
+    )
+    verdict = preference.compare(pictures.table, 0, 1, margin=margin, dependencies=dependencies)
+    result = Compared(pictures, verdict)
+    _output.get().show(result.as_json(), *pictures.tables(), result.why)
+
+
+@app.command(epilog="Example: mmrubric quickstart run.name=first run.seed=1")
+@command
+def quickstart(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings to change, section.key=value.", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Another configuration than configs/shapes/quickstart.yaml.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Align the shipped generator in a few minutes and write a report with pictures, before and after."""
+    from trainers.quickstart import run
+
+    result = run(config, overrides or [])
+    data = {**result.written.data, "report": str(result.written.html)}
+    _output.get().show(data, f"[bold]{result.line}[/bold]", f"Report: {result.written.html}")
+
+
+@app.command(
+    epilog="Example: mmrubric report runs/quickstart --aggregate weighted "
+    "--aggregate-option dependencies=direct"
+)
+@command
+def report(
+    run_dir: Annotated[
+        Path, typer.Argument(help="Directory of a run, or its record file.", show_default=False)
+    ],
+    aggregate: Aggregate = "mean",
+    aggregate_option: AggregateOptions = None,
+    phase: Annotated[str | None, typer.Option(help="Only this phase, such as train or eval.")] = None,
+    judge_id: Annotated[str | None, typer.Option(help="Only verdicts of this judge.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Rewards file (.jsonl); default rewards-AGGREGATE.jsonl in the run.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Rebuild a run's rewards under another aggregator from its recorded verdicts, without judging again."""
+    from mmrubric import aggregate as aggregators
+    from mmrubric.report.console import rebuilt_table
+    from mmrubric.report.rebuild import rebuild
+
+    scorer = aggregators.build(aggregate, **_options(aggregate_option, "--aggregate-option"))
+    rebuilt = rebuild(run_dir, scorer, aggregate, phase=phase, judge_id=judge_id, out=out)
+    _output.get().show(
+        rebuilt.as_json(), rebuilt_table(aggregate, rebuilt.steps), f"Rewards written to {rebuilt.file}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(arguments, prog_name="mmrubric")
+    except SystemExit as stop:
+        # Wrong usage ends before a command runs, so the command could not answer.
+        if stop.code == BAD_INPUT and "--json" in arguments and _output.get(None) is None:
+            print(
+                json.dumps({"error": "wrong usage; see standard error", "type": "UsageError", "exit_code": 2})
+            )
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+"""A flow model as a policy: one velocity function and one step serve sampling, replay and training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mmrubric.errors import InputError
+from mmrubric.rubric import Prompt
+from pipelines import flow, windows
+from pipelines.conditioning import Conditioner, Embedding, FlowAdapter
+from pipelines.policy import (
+    RECORDABLE,
+    STEP_FIELDS,
+    Rollout,
+    RowSeed,
+    Sampler,
+    StepOut,
+    batches,
+    count_within,
+    distinct,
+)
+from pipelines.seeds import NoiseStream
+from pipelines.weights import WeightCopies
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+DEPLOYED_FILE = "deployed.json"
+PROVIDES = frozenset({"log_prob", "mean", "std", "dt", "velocity", "sigma"})
+
+
+class FlowPolicy:
+    """Policy over a rectified-flow text-to-image model. Built by `pipelines.load_policy`.
+
+    The model call alone runs under autocast; states, steps and log-probs are float32. Nothing here draws from
+    or seeds torch's global generators. A replay gives ratio 1 to rounding when it uses as many rows per call
+    as the rollout did: kernels depend on the batch size, so for other sizes recompute the old log-probs
+    before the first update.
+
+    Args:
+        adapter: the model.
+        lora: the trainable parameters are a LoRA adapter.
+        precision: fp32, bf16 or fp16 autocast around the model call.
+        copies: weights to keep besides the trained ones, of old, ema, reference.
+        deployed: sampler used where none is given; None = the pipeline's scheduler with 28 steps.
+        batch: rows per model call in sampling; None = all rows at once.
+    """
+
+    provides = PROVIDES
+
+    def __init__(
+        self,
+        adapter: FlowAdapter,
+        *,
+        lora: bool = False,
+        precision: str = "fp32",
+        copies: Sequence[str] = (),
+        deployed: Sampler | None = None,
+        batch: int | None = None,
+    ) -> None:
+        self.adapter, self.lora, self.precision, self.batch = adapter, lora, precision, batch
+        self.version = 0
+        self.deployed = self._complete(
+            deployed or Sampler(steps=28, shift=adapter.default_shift, schedule="diffusers")
+        )
+        self._core = adapter.module
+        self._wrapped = self._core
+        self._trainable = [(name, p) for name, p in self._core.named_parameters() if p.requires_grad]
+        self._copies = WeightCopies(self._trainable, self._core, copies, lora)
+        self.conditioner = Conditioner(adapter)
+
+    # -- the module that trains
+
+    @property
+    def module(self) -> nn.Module:
+        """The network that trains, wrapped if `wrap` was called."""
+        return self._wrapped
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the network."""
+        return next(self._core.parameters()).device
+
+    def wrap(self, fn: Callable[[nn.Module], nn.Module]) -> None:
+        """Replace the module by `fn(module)`, for example accelerator.prepare (without mixed precision: the
+        policy does autocast itself).
+
+        Raises:
+            RuntimeError: the wrapper replaced parameters; the named copies need them in place, as with DDP.
+        """
+        self._wrapped = fn(self._core)
+        kept = dict(self._core.named_parameters())
+        if any(kept.get(name) is not p for name, p in self._trainable):
+            raise RuntimeError(
+                "the wrapper replaced the trainable parameters: only wrappers that keep them work (DDP)"
+            )
+
+    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) of what trains, float32, in a fixed order, named as in the unwrapped module."""
+        return list(self._trainable)
+
+    # -- prompts
+
+    def check_prompts(self, prompts: Sequence[Prompt], sampler: Sampler | None = None) -> None:
+        """Refuse prompts that the text encoders would cut or cannot read.
+
+        Raises:
+            InputError: names the prompt and says by how much it is too long.
+        """
+        self.conditioner.check(prompts, _tokens(self._complete(sampler or self.deployed)))
+
+    # -- sampling and replay
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[RowSeed],
+        sampler: Sampler | None = None,
+        record: frozenset[str] = frozenset(),
+        *,
+        prompt_rows: Sequence[int] | Tensor | None = None,
+        sample_index: Sequence[int] | Tensor | None = None,
+        batch: int | None = None,
+    ) -> Rollout:
+        """Draw one sample per row.
+
+        Args:
+            prompts: [B], may repeat.
+            seeds: [B], see `pipelines.seeds`.
+            sampler: None = `deployed`.
+            record: of states (states and actions), log_prob, mean; empty for evaluation.
+            prompt_rows, sample_index: [B], kept in the rollout; default: number of the distinct prompt, and
+                of the row within it.
+            batch: rows per model call; None = the policy's own.
+
+        Raises:
+            InputError: wrong lengths, a record that is unknown or impossible, a window that does not fit, a
+                prompt that is too long.
+        """
+        sampler = self._complete(sampler or self.deployed)
+        if not prompts or len(prompts) != len(seeds):
+            raise InputError(
+                f"sample needs one seed per prompt row and at least one row: {len(prompts)} prompts, "
+                f"{len(seeds)} seeds"
+            )
+        unknown = sorted(set(record) - RECORDABLE)
+        if unknown:
+            raise InputError(f"cannot record {', '.join(unknown)}: known are {', '.join(sorted(RECORDABLE))}")
+        stochastic = windows.stochastic_steps(sampler)
+        if record and not stochastic:
+            raise InputError(
+                f"noise '{sampler.noise}' with level {sampler.level} and {sampler.steps} steps has no "
+                "stochastic step to record: use noise sde, dance or cps with a level above 0 and 2 steps or more"
+            )
+        unique, index = distinct(prompts)
+        levels = flow.sigmas(sampler.steps, sampler.shift, sampler.schedule)
+        table = flow.step_table(levels, sampler.noise, sampler.level, stochastic)
+        shape = self._shape(sampler)
+        self.conditioner.check(unique, _tokens(sampler))
+        paths, images = [], []
+        with torch.no_grad():
+            for part in batches(len(prompts), batch or self.batch):
+                velocity = self._velocity_of(self._embed(unique, index[part], sampler), sampler.guidance)
+                x = NoiseStream([seed.noise for seed in seeds[part]], shape, self.device).draw()
+                draw = NoiseStream([seed.path for seed in seeds[part]], shape, self.device).draw
+                paths.append(flow.walk(velocity, x, draw, table, record, sampler.log_prob))
+                images.append(self.adapter.decode(paths[-1].final))
+        rows = index.clone() if prompt_rows is None else torch.as_tensor(prompt_rows, dtype=torch.long)
+        numbers = (
+            count_within(index) if sample_index is None else torch.as_tensor(sample_index, dtype=torch.long)
+        )
+        if len(rows) != len(prompts) or len(numbers) != len(prompts):
+            raise InputError("prompt_rows and sample_index need one entry per prompt row")
+        return Rollout(
+            prompts=unique,
+            prompt_index=index,
+            prompt_rows=rows,
+            sample_index=numbers,
+            sample_ids=[
+                f"{row:05d}-{number:03d}-{seed.path:016x}"
+                for row, number, seed in zip(rows.tolist(), numbers.tolist(), seeds, strict=True)
+            ],
+            seeds=list(seeds),
+            policy_version=self.version,
+            sampler=sampler,
+            sigmas=levels,
+            samples=torch.cat([path.final for path in paths]),
+            images=np.concatenate(images),
+            steps=torch.tensor(stochastic, dtype=torch.long),
+            states=_cat([path.states for path in paths]),
+            actions=_cat([path.actions for path in paths]),
+            log_probs=_cat([path.log_probs for path in paths]),
+            means=_cat([path.means for path in paths]),
+            mask=torch.ones(len(prompts), len(stochastic), dtype=torch.bool),
+        )
+
+    def log_prob(
+        self, rollout: Rollout, rows: Tensor, steps: Tensor, need: frozenset[str] = frozenset({"log_prob"})
+    ) -> StepOut:
+        """Replay n recorded steps under the present weights, through the code that sampled them.
+
+        Args:
+            rollout: must hold states and, for log_prob, actions.
+            rows: [n] int64 rows.
+            steps: [n] int64 positions in `rollout.steps`.
+            need: fields of `StepOut` to fill.
+
+        Raises:
+            InputError: a need that is not provided, or states that were not recorded.
+        """
+        missing = sorted(set(need) - self.provides)
+        if missing:
+            known = ", ".join(sorted(self.provides & STEP_FIELDS))
+            raise InputError(f"a flow policy gives no {', '.join(missing)}: known are {known}")
+        if rollout.states is None or rollout.actions is None:
+            raise InputError("the rollout holds no states to replay: sample with record={'states', ...}")
+        sampler, device = rollout.sampler, self.device
+        table = flow.step_table(rollout.sigmas, sampler.noise, sampler.level, rollout.steps.tolist())
+        rows, positions = rows.cpu(), steps.cpu()
+        numbers = rollout.steps[positions]
+        x = rollout.states[rows.to(rollout.states.device), positions.to(rollout.states.device)].to(device)
+        embedding = self._embed(rollout.prompts, rollout.prompt_index[rows], sampler)
+        sigma = flow.at_steps(table.sigma, numbers, x)
+        velocity = self._velocity(x, sigma, embedding, sampler.guidance)
+        out = StepOut(
+            velocity=velocity if "velocity" in need else None,
+            std=flow.at_steps(table.std, numbers, x),
+            dt=flow.at_steps(table.dt, numbers, x),
+            sigma=sigma,
+        )
+        if need & {"mean", "log_prob"}:
+            mean = flow.step_mean(x, velocity, table, numbers)
+            out.mean = mean if "mean" in need else None
+            if "log_prob" in need:
+                action = rollout.actions[
+                    rows.to(rollout.actions.device), positions.to(rollout.actions.device)
+                ]
+                assert out.std is not None
+                out.log_prob = flow.log_prob(action.to(device), mean, out.std, sampler.log_prob)
+        return out
+
+    def predict(self, rollout: Rollout, rows: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """Velocity [n, ...] float32 at noised points x [n, ...] with noise level t [n] in [0, 1], for the
+        prompts of the given rows [n], with the guidance of the rollout and gradient through both of its
+        branches."""
+        x, t = x.to(self.device, torch.float32), t.to(self.device, torch.float32)
+        embedding = self._embed(rollout.prompts, rollout.prompt_index[rows.cpu()], rollout.sampler)
+        return self._velocity(x, t, embedding, rollout.sampler.guidance)
+
+    def adopt(self, prompts: Sequence[Prompt], samples: Tensor | np.ndarray) -> Rollout:
+        """A rollout of samples from outside: latents [B, ...] or uint8 images [B, H, W, 3], one prompt per
+        row.
+
+        Raises:
+            InputError: counts differ, or images of another type or shape.
+        """
+        if not prompts or len(prompts) != len(samples):
+            raise InputError(
+                f"adopt needs one prompt per sample: {len(prompts)} prompts, {len(samples)} samples"
+            )
+        with torch.no_grad():
+            if isinstance(samples, np.ndarray):
+                if samples.dtype != np.uint8 or samples.ndim != 4 or samples.shape[3] != 3:
+                    raise InputError(
+                        f"images must be uint8 [B, H, W, 3], not {samples.dtype} {samples.shape}"
+                    )
+                self.adapter.latent_shape(*samples.shape[1:3])
+                parts = [self.adapter.encode_images(samples[p]) for p in batches(len(samples), self.batch)]
+                latents, images = torch.cat(parts), samples
+            else:
+                latents = samples.to(self.device, torch.float32)
+                images = np.concatenate(
+                    [self.adapter.decode(latents[p]) for p in batches(len(latents), self.batch)]
+                )
+        unique, index = distinct(prompts)
+        numbers = count_within(index)
+        return Rollout(
+            prompts=unique,
+            prompt_index=index,
+            prompt_rows=index.clone(),
+            sample_index=numbers,
+            sample_ids=[
+                f"adopted-{row:05d}-{n:03d}" for row, n in zip(index.tolist(), numbers.tolist(), strict=True)
+            ],
+            seeds=None,
+            policy_version=self.version,
+            sampler=self.deployed,
+            sigmas=flow.sigmas(self.deployed.steps, self.deployed.shift, self.deployed.schedule),
+            samples=latents,
+            images=images,
+            steps=torch.zeros(0, dtype=torch.long),
+        )
+
+    # -- weights
+
+    def weights(self, name: str) -> AbstractContextManager[None]:
+        """Run the body under "reference", "old" or "ema" weights; every rank enters, backward stays out."""
+        return self._copies.swapped(name)
+
+    def update_old(self, decay: float = 0.0) -> None:
+        """old <- decay * old + (1 - decay) * trained."""
+        self._copies.update("old", decay)
+
+    def update_ema(self, decay: float) -> None:
+        """ema <- decay * ema + (1 - decay) * trained."""
+        self._copies.update("ema", decay)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that training changes, flat, ready for safetensors: `trainable/...`, `old/...`,
+        `ema/...`, `reference/...` and `version`. The tensors are the live ones: save or clone them before the
+        next update."""
+        self._copies.forbid_swap("state_dict")
+        trained = {f"trainable/{name}": p.detach() for name, p in self._trainable}
+        return {**trained, **self._copies.state_dict(), "version": torch.tensor(self.version)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over a `state_dict`, bitwise.
+
+        Raises:
+            InputError: it belongs to another set-up (LoRA against full fine-tuning, other copies, other
+                shapes); nothing is changed then.
+        """
+        own = self.state_dict()
+        extra, missing = sorted(set(state) - set(own)), sorted(set(own) - set(state))
+        wrong = [k for k in own if k in state and own[k].shape != state[k].shape]
+        if extra or missing or wrong:
+            hint = "" if any("lora_" in k for k in state) == self.lora else " (LoRA against full fine-tuning)"
+            raise InputError(
+                f"this state belongs to another set-up{hint}: {len(missing)} tensors missing {missing[:2]}, "
+                f"{len(extra)} unknown {extra[:2]}, {len(wrong)} of another shape {wrong[:2]}"
+            )
+        with torch.no_grad():
+            for name, p in self._trainable:
+                p.copy_(state[f"trainable/{name}"])
+        self._copies.load(state)
+        self.version = int(state["version"])
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write weights that plain diffusers loads: a whole pipeline, or for LoRA a file for
+        `pipe.load_lora_weights(directory)`. Inside `weights("ema")` the EMA weights are written."""
+        if self.lora:
+            self.adapter.save_lora(directory)
+        else:
+            self.adapter.pipe.save_pretrained(directory)
+        fields = self.deployed.model_dump(exclude_defaults=True)
+        (Path(directory) / DEPLOYED_FILE).write_text(json.dumps(fields, indent=2) + "\n")
+
+    # -- inside
+
+    def _complete(self, sampler: Sampler) -> Sampler:
+        """The sampler with size and text length filled in, so that a rollout replays from itself alone."""
+        deployed = getattr(self, "deployed", sampler)
+        height, width = self.adapter.default_size
+        tokens = deployed.max_sequence_length
+        filled = {
+            "height": sampler.height or deployed.height or height,
+            "width": sampler.width or deployed.width or width,
+            "max_sequence_length": next(
+                n
+                for n in (sampler.max_sequence_length, tokens, self.adapter.default_sequence_length)
+                if n is not None
+            ),
+        }
+        return sampler.model_copy(update=filled)
+
+    def _embed(self, prompts: Sequence[Prompt], index: Tensor, sampler: Sampler) -> Embedding:
+        return self.conditioner.embed(prompts, index, _tokens(sampler), sampler.guidance > 1.0)
+
+    def _velocity(self, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float) -> Tensor:
+        """The one call of the model: [n, ...] float32; with guidance both branches are one batch of 2n."""
+        module = self._wrapped
+        if not torch.is_grad_enabled() and isinstance(module, DistributedDataParallel):
+            # without gradients DDP would still synchronise buffers, and ranks may sample in different batches
+            module = self._core
+        guided = guidance > 1.0
+        if guided:
+            x, sigma = torch.cat([x, x]), torch.cat([sigma, sigma])
+        dtype = AUTOCAST[self.precision]
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            velocity = self.adapter.predict(module, x, sigma, embedding)
+        velocity = velocity.float()
+        if not guided:
+            return velocity
+        without, with_text = velocity.chunk(2)
+        return without + guidance * (with_text - without)
+
+    def _velocity_of(self, embedding: Embedding, guidance: float) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda x, sigma: self._velocity(x, sigma, embedding, guidance)
+
+    def _shape(self, sampler: Sampler) -> tuple[int, ...]:
+        assert sampler.height is not None and sampler.width is not None
+        return self.adapter.latent_shape(sampler.height, sampler.width)
+
+
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present else None
+
+
+def _tokens(sampler: Sampler) -> int:
+    assert sampler.max_sequence_length is not None, "the sampler went through FlowPolicy._complete"
+    return sampler.max_sequence_length

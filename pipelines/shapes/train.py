@@ -1,0 +1,75 @@
+"""Train the shipped generator of the shapes world from nothing: `python -m pipelines.shapes.train`.
+
+Every stage goes on where it stopped. On two cores it takes less than 90 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL
+
+from pipelines.shapes.data import draw_pictures
+from pipelines.shapes.models import build_pipeline, build_vae
+from pipelines.shapes.state import Stage
+from pipelines.shapes.train_flow import train_flow
+from pipelines.shapes.train_vae import train_vae
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("runs/shapes-generator"))
+    parser.add_argument("--out", type=Path, help="where the finished pipeline goes; default FOLDER/pipeline")
+    parser.add_argument("--scenes", type=int, default=40_000)
+    parser.add_argument("--vae-steps", type=int, default=2_400)
+    parser.add_argument("--flow-steps", type=int, default=6_000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--save-every", type=int, default=250)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    options.folder.mkdir(parents=True, exist_ok=True)
+
+    pictures = draw_pictures(options.scenes, 0, options.folder)
+    vae = build_vae()
+    train_vae(vae, pictures, Stage("vae", options.folder, options.vae_steps, 16, 2e-3, save_every=options.save_every))
+    vae.eval().requires_grad_(False)
+
+    pipeline = build_pipeline(vae)
+    out = options.out or options.folder / "pipeline"
+
+    def export(step: int) -> None:
+        save(pipeline, out)
+
+    stage = Stage(
+        "flow", options.folder, options.flow_steps, 128, 1e-3, save_every=options.save_every, on_save=export
+    )
+    train_flow(pipeline, pictures, stage)
+    save(pipeline, out)
+    print(f"pipeline: {out}")
+
+
+def save(pipeline, out: Path) -> None:
+    """Write the pipeline with float16 weights, in place of what is there."""
+    temporary = out.with_name(out.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    pipeline.save_pretrained(temporary)
+    half(temporary)
+    shutil.rmtree(out, ignore_errors=True)
+    temporary.replace(out)
+
+
+def half(folder: Path) -> None:
+    """Rewrite every safetensors file below a folder in float16."""
+    from safetensors.torch import load_file, save_file
+
+    for path in folder.rglob("*.safetensors"):
+        tensors = {k: v.half() if v.is_floating_point() else v for k, v in load_file(path).items()}
+        save_file(tensors, path, metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Rows over ranks: who draws what, how small results come together, whether all ranks are there and agree."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from torch.nn.parallel import DistributedDataParallel
+
+from mmrubric.errors import InputError, RunError
+
+T = TypeVar("T")
+Placement = Literal["spread", "whole"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows of one rank, in canonical order, padding last. All ranks have the same number."""
+
+    prompt_rows: np.ndarray
+    """[n] int64, prompt row within the step."""
+    samples: np.ndarray
+    """[n] int64, sample number within the prompt row."""
+    weight: np.ndarray
+    """[n] float64: 1, or 0 for padding (which repeats rows and counts nowhere)."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_rows)
+
+    @property
+    def real(self) -> np.ndarray:
+        """[m] positions of the rows that are no padding."""
+        return np.flatnonzero(self.weight)
+
+
+def split_rows(prompts: int, samples: int, world: int, placement: Placement = "spread") -> list[Shard]:
+    """Split the prompts x samples rows of a step into one shard per rank.
+
+    Args:
+        prompts: prompt rows of the step, over all ranks.
+        samples: samples per prompt row.
+        world: number of ranks.
+        placement: `spread` cuts the row list into even runs, so a group may lie on two ranks; `whole` keeps
+            each group on one rank (pair judges need both images in one place).
+
+    Returns:
+        Shards of equal length; a rank with fewer rows repeats its last one (or the step's first) at weight 0.
+
+    Raises:
+        InputError: a size below 1, or an unknown placement.
+    """
+    if min(prompts, samples, world) < 1:
+        raise InputError(f"prompts {prompts}, samples {samples} and ranks {world} must each be at least 1")
+    if placement not in ("spread", "whole"):
+        raise InputError(f"unknown placement {placement!r}; known: spread, whole")
+    rows = np.stack(np.divmod(np.arange(prompts * samples), samples), 1)
+    if placement == "spread":
+        parts = np.array_split(rows, world)
+    else:
+        groups = np.array_split(rows.reshape(prompts, samples, 2), world)
+        parts = [group.reshape(-1, 2) for group in groups]
+    length = max(len(part) for part in parts)
+    shards = []
+    for part in parts:
+        filler = part[-1:] if len(part) else rows[:1]
+        padded = np.concatenate([part, np.repeat(filler, length - len(part), 0)])
+        weight = np.concatenate([np.ones(len(part)), np.zeros(length - len(part))])
+        shards.append(Shard(padded[:, 0].copy(), padded[:, 1].copy(), weight))
+    return shards
+
+
+def canonical(items: Iterable[T], key: Callable[[T], tuple[Any, ...]]) -> list[T]:
+    """Sorted by `key`, which is (prompt row, sample id).
+
+    Raises:
+        RunError: two items have one key, so that a row would count twice.
+    """
+    ordered = sorted(items, key=key)
+    for a, b in pairwise(ordered):
+        if key(a) == key(b):
+            raise RunError(f"row {key(a)} came from two places; padding rows must not be gathered")
+    return ordered
+
+
+def param_checksum(parameters: Iterable[torch.Tensor]) -> float:
+    """A number that nearly any change of any value changes; equal for equal weights on equal machines."""
+    total = 0.0
+    for position, parameter in enumerate(parameters, 1):
+        values = parameter.detach().double()
+        total += position * float(values.sum()) + float(values.square().sum())
+    return total
+
+
+class Dist:
+    """The ranks of this run and their collectives: every method that gathers must be called on all ranks.
+
+    Results are joined in rank order and are the same on every rank, with one process as with many. Create it
+    after the run's `Accelerator`, whose process group it uses.
+    """
+
+    def __init__(self) -> None:
+        self._state = PartialState()
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self._state.num_processes
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return self._state.process_index
+
+    @property
+    def main(self) -> bool:
+        """Whether this rank writes files and prints."""
+        return self._state.is_main_process
+
+    def gather(self, items: Sequence[T]) -> list[T]:
+        """Small picklable objects of all ranks, joined in rank order."""
+        return gather_object(list(items))
+
+    def gather_rows(self, items: Sequence[T], key: Callable[[T], tuple[Any, ...]]) -> list[T]:
+        """Objects of all ranks in canonical order.
+
+        Args:
+            items: this rank's, without padding.
+            key: (prompt row, sample id) of an item.
+
+        Raises:
+            RunError: two items have one key.
+        """
+        return canonical(self.gather(items), key)
+
+    def sum(self, value: float) -> float:
+        """Sum over ranks, exactly rounded, so that it does not depend on their order."""
+        return math.fsum(self.gather([value]))
+
+    def max(self, value: float) -> float:
+        """Largest value of any rank."""
+        return max(self.gather([value]))
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._state.wait_for_everyone()
+
+    def no_sync(self, module: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Let gradients accumulate without averaging them over ranks yet."""
+        return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+
+    def checksum_spread(self, parameters: Iterable[torch.Tensor]) -> float:
+        """`dist/param_checksum_spread`: largest minus smallest checksum over ranks; 0 when all agree."""
+        sums = self.gather([param_checksum(parameters)])
+        return max(sums) - min(sums)
+
+
+def has_accelerator() -> bool:
+    """Whether torch sees a GPU or another accelerator."""
+    return torch.accelerator.is_available()
+
+
+def prepare_environment() -> None:
+    """Tell accelerate to use the CPU when several ranks were started on a machine without an accelerator."""
+    if started_processes() > 1 and not has_accelerator():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+
+
+def started_processes() -> int:
+    """Number of ranks that the launcher started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launch_command(processes: int, accelerator: bool, arguments: Sequence[str] | None = None) -> str:
+    """The command that really starts `processes` ranks of `trainers.train` on this kind of machine."""
+    use_cpu = "" if accelerator else "ACCELERATE_USE_CPU=true "
+    several = "--multi_gpu " if processes > 1 else ""
+    rest = shlex.join(sys.argv[1:] if arguments is None else arguments)
+    return f"{use_cpu}accelerate launch {several}--num_processes {processes} -m trainers.train {rest}".strip()
+
+
+def check_processes(
+    requested: int,
+    started: int | None = None,
+    accelerator: bool | None = None,
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """Compare the config's `processes` with the ranks that run; call it before loading anything.
+
+    `accelerate launch --cpu --num_processes 2` silently starts one process, which would train half a batch.
+
+    Args:
+        requested: the config's value.
+        started: None = of this launch.
+        accelerator: None = of this machine.
+        arguments: command-line arguments for the hint; None = of this process.
+
+    Raises:
+        InputError: they differ; the message has the right command.
+    """
+    started = started_processes() if started is None else started
+    if started == requested:
+        return
+    accelerator = has_accelerator() if accelerator is None else accelerator
+    why = ""
+    if not accelerator and requested > 1 and started == 1:
+        why = "Without an accelerator, accelerate's --cpu starts one process for any --num_processes. "
+    raise InputError(
+        f"processes={requested} in the config, but {started} started. {why}"
+        f"Run: {launch_command(requested, accelerator, arguments)} (or set processes={started})"
+    )

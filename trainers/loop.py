@@ -1,0 +1,360 @@
+"""The on-policy loop: sample, judge, aggregate, advantages, update, log, save."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import TracebackType
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+
+from mmrubric import advantage, aggregate
+from mmrubric.config import config_hash, save_config
+from mmrubric.errors import InputError, RunError
+from mmrubric.record import RunRecord, SampleRow
+from trainers import checks, parts, rollouts
+from trainers.checkpoint import Checkpoint, CheckpointStore
+from trainers.config import TrainConfig
+from trainers.distributed import Dist, split_rows
+from trainers.evaluate import EvalResult, evaluate
+from trainers.guards import Guards, high_freq_energy, relative_distance
+from trainers.judge_worker import JudgeWorker, check_failures
+from trainers.metrics import Invariants, default_limits, group_metrics, pair_metrics, table_metrics
+from trainers.parts import Parts
+from trainers.prompts import PromptSampler
+from trainers.tracking import Tracking
+from trainers.update import Updater, UpdateStats
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """One training run. Use as a context manager: leaving it ends judges, trackers and files.
+
+    `run(n)` makes n steps, so that a schedule may change prompts, rubrics or aggregator in between; `snapshot()` and
+    `restore()` hold everything that the next step depends on.
+
+    Args:
+        config: the settings.
+        made: the parts, if they are not to be built from the settings.
+
+    Raises:
+        InputError: before weights load, for anything that the user can mend.
+    """
+
+    def __init__(self, config: TrainConfig, made: Parts | None = None) -> None:
+        self.config = config
+        self.directory = config.run.directory
+        self.checkpoints = CheckpointStore(self.directory / "checkpoints", config.run.keep)
+        self._start = self._starting_point()
+        made = made or parts.build(config)
+        self.accelerator, self.policy, self.rubrics, self.heldout = (
+            made.accelerator, made.policy, made.rubrics, made.heldout,
+        )  # fmt: skip
+        self.eval_rubrics, self.same_judge = made.eval_rubrics, made.eval_judge is made.judge
+        self.dist = Dist()
+
+        self.prompts = PromptSampler(
+            made.prompts, config.data.prompts_per_step, config.run.seed, config.data.shuffle
+        )
+        self.shard = split_rows(config.data.prompts_per_step, config.rollout.drawn, self.dist.world)[self.dist.rank]
+        self.aggregator = aggregate.build(config.reward.aggregate, **config.reward.options)
+        self.advantage = advantage.build(config.advantage.name, **checks.advantage_options(config))
+        self.loss, self.kl, self.decay = checks.loss_of(config), checks.kl_of(config), checks.decay_of(config)
+        self.updater = Updater(
+            self.policy, self.loss, self.kl, config.optim, config.loss, config.model.precision, self.dist
+        )
+        self.guards = Guards(config.guards)
+        self.invariants = Invariants(self._limits(), config.run.strict)
+        self.done = 0
+        """Finished steps."""
+        self.stopped = ""
+        """Why the run ended early, or empty."""
+        self.last: dict[str, float] = {}
+        """Metrics of the last step."""
+
+        if self._start is not None:
+            self.restore(self._start.load())
+        self._open(made)
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def run(self, n: int | None = None) -> int:
+        """Make n more steps (None = up to run.steps) and write the last checkpoint; returns the finished steps."""
+        last = self.config.run.steps if n is None else self.done + n
+        if self.config.eval.every and self.done == 0:
+            self.evaluate()
+        saved = self.done
+        while self.done < last and not self.stopped:
+            self.step()
+            if self.config.run.save_every and self.done % self.config.run.save_every == 0:
+                self.save()
+                saved = self.done
+            if self.config.eval.every and (self.done % self.config.eval.every == 0 or self.done == last):
+                self.evaluate()
+        if self.done > saved:
+            self.save()
+        return self.done
+
+    def step(self) -> dict[str, float]:
+        """Sample, judge, aggregate, advantages, update, log. Returns the metrics; the same on all ranks."""
+        config, step, began = self.config, self.done, time.perf_counter()
+        epoch, prompts = self.prompts.epoch, self.prompts.take()
+        rubrics = self.rubrics.of(prompts)
+
+        sampled = rollouts.draw(
+            self.policy, prompts, rubrics, self.shard, self.worker, sampler=config.rollout.sampler,
+            record=self.loss.record, run_seed=config.run.seed, step=step, batch=config.rollout.batch_size,
+            weights="old" if self.loss.kind == "forward" and config.loss.sample_with == "old" else None,
+        )  # fmt: skip
+        sampled_in = time.perf_counter() - began
+        judged = rollouts.gather(sampled, self.dist)
+        waited_in = time.perf_counter() - began - sampled_in
+        failed = check_failures(
+            [verdict for row in judged for verdict in row.verdicts], config.judge.max_failure_share, f"step {step}"
+        )
+
+        permute = (config.run.seed, step) if config.advantage.permute_within_groups else None
+        tables = rollouts.tabulate(judged, rubrics, permute=permute)
+        groups = rollouts.reward(tables, prompts, self.aggregator, step, epoch)
+        deserved = rollouts.deserve(
+            groups, self.advantage, config.rollout, run_seed=config.run.seed, tie_weight=self.loss.tie_weight
+        )
+
+        stats = self.updater(
+            sampled.rollout, *deserved.of(self.shard), run_seed=config.run.seed, step=step,
+            sampled_at=self._sampled_at(),
+        )  # fmt: skip
+        self._follow(step)
+        if self.prompts.epoch > epoch:
+            self.aggregator.end_epoch()
+        self.done += 1
+
+        seconds = {"time/sample": sampled_in, "time/judge_wait": waited_in, "time/step": time.perf_counter() - began}
+        metrics = self._measure(sampled, groups, stats, prompts) | seconds | {"judge/fail_rate": failed}
+        metrics["time/images_per_second"] = len(judged) / seconds["time/step"]
+        self._log(step, metrics, judged, groups, sampled)
+        return metrics
+
+    def evaluate(self, keep_images: bool = False) -> EvalResult:
+        """Evaluate on the held-out prompts with the deployed sampler. It changes nothing and chooses nothing."""
+        options = self.config.eval
+        if self.heldout is None or self.eval_rubrics is None or self.eval_worker is None:
+            raise InputError("eval.every=0: this run was set up without an evaluation")
+        result = evaluate(
+            self.policy, self.heldout.prompts, self.eval_rubrics.of(self.heldout.prompts), self.eval_worker,
+            sampler=options.sampler, samples=options.samples, seed=options.seed, batch=options.batch_size,
+            weights=options.weights or ("raw" if self.config.ema.decay is None else "ema"),
+            max_failure_share=options.max_failure_share, step=self.done, keep_images=keep_images,
+            same_judge=self.same_judge, dist=self.dist,
+        )  # fmt: skip
+        self.tracking.log(self.done, result.metrics(), kind="eval")
+        if self.record is not None:
+            self.record.append(result.rows(), result.rubrics)
+        return result
+
+    def _follow(self, step: int) -> None:
+        """The old policy and the average follow the trained weights."""
+        self.policy.version += 1
+        if self.loss.kind == "forward":
+            self.policy.update_old(self.decay(step))
+        if self.config.ema.decay is not None and self.done % self.config.ema.every == self.config.ema.every - 1:
+            self.policy.update_ema(self.config.ema.decay)
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that the next step depends on. A collective."""
+        return {
+            "step": self.done,
+            "policy": self.policy.state_dict(),
+            "updater": self.updater.state_dict(),
+            "prompts": self.prompts.state_dict(),
+            "aggregator": self.aggregator.state_dict(),
+            "guards": self.guards.state_dict(),
+            "rubrics": self.rubrics.state_dict(),
+            "rng": self.dist.gather([parts.rng_state()]),
+            "metrics_position": self.tracking.position,
+            "stopped": self.stopped,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `snapshot`.
+
+        Raises:
+            InputError: it belongs to another set-up.
+        """
+        self.policy.load_state_dict(state["policy"])
+        self.updater.load_state_dict(state["updater"])
+        self.prompts.load_state_dict(state["prompts"])
+        self.aggregator.load_state_dict(state["aggregator"])
+        self.guards.load_state_dict(state["guards"])
+        self.rubrics.load_state_dict(state["rubrics"])
+        if len(state["rng"]) == self.dist.world:
+            parts.load_rng_state(state["rng"][self.dist.rank])
+        self.done = int(state["step"])
+        self.stopped = state["stopped"]
+
+    def save(self) -> None:
+        """Write a checkpoint. A collective; if rank 0 cannot write, all ranks raise.
+
+        Raises:
+            RunError: the disk is full. Earlier checkpoints are intact.
+        """
+        state = self.snapshot()
+        failure: list[str | None] = [None]
+        if self.dist.main:
+            try:
+                if self.record is not None:
+                    self.record.sync()
+                self.checkpoints.save(self.done, state, self.config.model_dump(mode="json"))
+            except RunError as error:
+                failure = [str(error)]
+        if self.dist.world > 1:
+            broadcast_object_list(failure, from_process=0)
+        if failure[0] is not None:
+            raise RunError(failure[0])
+
+    def export(self) -> None:
+        """Write the weights to `<run>/model`, loadable by plain diffusers: the average where one is kept."""
+        if self.dist.main:
+            if self.config.ema.decay is None:
+                self.policy.save_pretrained(str(self.directory / "model"))
+            else:
+                with self.policy.weights("ema"):
+                    self.policy.save_pretrained(str(self.directory / "model"))
+        self.dist.barrier()
+
+    def _starting_point(self) -> Checkpoint | None:
+        found = self.checkpoints.find(self.config.run.resume)
+        if found is not None:
+            found.check(self.config.model_dump(mode="json"))
+        elif self.config.run.resume is None and self.checkpoints.latest() is not None:
+            raise InputError(
+                f"{self.checkpoints.directory} holds checkpoints of an earlier run: continue it with run.resume=auto, "
+                "or choose another run.name"
+            )
+        return found
+
+    # -- numbers ------------------------------------------------------------------------------------------------
+
+    def _sampled_at(self) -> int:
+        """Rows per forward of the rollout, 0 if they varied."""
+        batch = self.config.rollout.batch_size or len(self.shard)
+        return batch if len(self.shard) % batch == 0 else 0
+
+    def _limits(self) -> dict[str, Any]:
+        optim, config = self.config.optim, self.config
+        return default_limits(
+            precision=config.model.precision,
+            group_size=config.rollout.drawn,
+            unique_prompts=config.data.prompts_per_step,
+            old_moves=config.loss.name == "nft"
+            and (config.loss.old_schedule == "type1" or optim.updates_per_rollout * optim.epochs > 1),
+        )
+
+    def _measure(
+        self, sampled: rollouts.Sampled, groups: list[Any], stats: UpdateStats, prompts: list[Any]
+    ) -> dict[str, float]:
+        real = self.shard.real
+        stats.log.add("image/high_freq_energy", high_freq_energy(sampled.rollout.images[real]), len(real))
+        stats.log.add("loss/skipped_items", stats.skipped, reduction="sum")
+        metrics = stats.log.reduce(self.dist)
+        metrics |= group_metrics([group.rewards for group in groups], [prompt.id for prompt in prompts])
+        metrics |= table_metrics([group.table for group in groups])
+        if isinstance(self.advantage, advantage.rpo.Rpo):
+            metrics |= pair_metrics([v for group in groups for _, _, v in self.advantage.pairs(group)])
+        metrics["adapter/trainable_params"] = float(sum(p.numel() for p in self.updater.parameters))
+        if self.dist.world > 1:
+            metrics["dist/param_checksum_spread"] = self.dist.checksum_spread(self.updater.parameters)
+        state = self.policy.state_dict() if self.config.ema.decay is not None else {}
+        pairs = [(state[f"trainable/{n[4:]}"], v) for n, v in state.items() if n.startswith("ema/")]
+        report = self.guards.update(
+            self.done,
+            reward=metrics["reward/mean"],
+            kl=metrics.get(f"loss/kl_{self.kl.name}") if self.kl.active else None,
+            ema_distance=relative_distance(pairs) if pairs else None,
+            high_freq=metrics["image/high_freq_energy"],
+        )
+        metrics |= report.metrics
+        if report.stop:
+            self.stopped = "; ".join(str(fired) for fired in report.fired if fired.action == "stop")
+        if report.fired and self.config.run.strict:
+            raise RunError(f"step {self.done}: " + "; ".join(map(str, report.fired)) + " (strict: true)")
+        self.last = metrics
+        return metrics
+
+    def _log(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        judged: list[rollouts.Judged],
+        groups: list[Any],
+        sampled: rollouts.Sampled,
+    ) -> None:
+        self.invariants.check(step, metrics)
+        if self.record is not None:
+            rewards = {id: r for group in groups for id, r in zip(group.table.sample_ids, group.rewards, strict=True)}
+            rubrics = [group.table.rubric for group in groups]
+            ids = self.prompts.at(step)
+            self.record.append(
+                [
+                    SampleRow(
+                        step=step, prompt_id=self.prompts.prompts.prompts[ids[row.prompt_row]].id,
+                        prompt_row=row.prompt_row, rubric_hash=rubrics[row.prompt_row].hash, sample_id=row.sample_id,
+                        sample_hash=row.image_hash, judge_id=self.worker.judge.id, verdicts=row.verdicts,
+                        policy_version=sampled.rollout.policy_version, reward=rewards[row.sample_id],
+                    )
+                    for row in judged
+                ],
+                rubrics,
+            )  # fmt: skip
+        self.tracking.log(step, metrics)
+        self.tracking.progress(
+            self.done, reward=metrics["reward/mean"], strict=metrics["reward/strict_completion"],
+            images_per_second=metrics["time/images_per_second"],
+        )  # fmt: skip
+        every = self.config.tracking.images_every
+        if every and step % every == 0:
+            shown = self.shard.real[: self.config.tracking.images]
+            rollout = sampled.rollout
+            captions = [rollout.prompts[rollout.prompt_index[i]].text for i in shown]
+            self.tracking.images(step, "rollout", rollout.images[shown], captions)
+
+    # -- opening and closing ------------------------------------------------------------------------------------
+
+    def _open(self, made: Parts) -> None:
+        """Files and threads: last, so that nothing is written or started for a run that is refused."""
+        config = self.config
+        if self.dist.main:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.clean()
+            save_config(config, self.directory / "config.yaml")
+        self.dist.barrier()
+        flat = config.model_dump(mode="json")
+        self.tracking = Tracking(self.directory, config.tracking, self.accelerator, flat, config.run.steps)
+        self.tracking.cut(self._start.load()["metrics_position"] if self._start is not None else 0)
+        path = self.directory / "record.jsonl"
+        self.record = RunRecord(path, self.done, config_hash(config)) if self.dist.main else None
+        self.worker = JudgeWorker(made.judge, background=config.rollout.overlap)
+        self.eval_worker = None
+        if made.eval_judge is not None:
+            self.eval_worker = self.worker if made.eval_judge is made.judge else JudgeWorker(made.eval_judge)
+
+    def close(self) -> None:
+        """End judges, trackers and files. Safe to call twice."""
+        self.worker.close()
+        if self.eval_worker is not None:
+            self.eval_worker.close()
+        self.tracking.close()
+        if self.record is not None:
+            self.record.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,302 @@
+"""One rollout becomes optimizer steps: flat (row, step) items, one normaliser, backward per micro-batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipelines import seeds
+from pipelines.policy import Policy, Rollout, StepOut
+from trainers.config import LossSection, OptimSection
+from trainers.distributed import Dist
+from trainers.losses import Batch, Loss, weighted_sum
+from trainers.losses.kl import KL
+from trainers.metrics import Means, add_replay
+
+
+@dataclass
+class Items:
+    """The trained items of this rank, in the order of their micro-batches. n = rows x steps (or noise levels)."""
+
+    rows: Tensor
+    """[n] int64, row of the rollout."""
+    steps: Tensor
+    """[n] int64, position in `rollout.steps` (replay), or number of the noise level (forward)."""
+    batch: Batch
+    """[n], filled by `Updater._prepare`."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass
+class Plan:
+    """One optimizer step: slices of the items, the same number of them on all ranks."""
+
+    microbatches: list[Tensor]
+    """Item numbers of each forward."""
+    weights: list[Tensor]
+    """Their weights; 0 = padding."""
+    normaliser: float
+    """Items with weight > 0 over all ranks, skipped ones included."""
+
+
+@dataclass
+class UpdateStats:
+    """What an update did."""
+
+    log: Means
+    """This rank's numbers; `log.reduce(dist)` joins them over ranks."""
+    updates: int = 0
+    """Optimizer steps made."""
+    forwards: int = 0
+    """Items forwarded with gradient on this rank, padding included."""
+    skipped: int = 0
+    """Items of this rank whose forward was left out because their gradient is exactly 0."""
+
+
+class Updater:
+    """Moves the policy by one rollout.
+
+    Args:
+        policy: what is trained; its module is already wrapped for the ranks.
+        loss: which loss, and `kl`: which distance from the reference.
+        optim, options: the sections of the configuration.
+        precision: fp16 scales the gradients.
+        dist: the ranks.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        loss: Loss,
+        kl: KL,
+        optim: OptimSection,
+        options: LossSection,
+        precision: str = "fp32",
+        dist: Dist | None = None,
+    ) -> None:
+        self.policy, self.loss, self.kl, self.dist = policy, loss, kl, dist or Dist()
+        self.optim, self.options = optim, options
+        named = policy.trainable_parameters()
+        if not named:
+            raise RuntimeError("the policy has no trainable parameter: nothing would be trained")
+        self.parameters = [parameter for _, parameter in named]
+        self.device = self.parameters[0].device
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay
+        )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        self.made = 0
+        """Optimizer steps since the start of the run."""
+
+    def __call__(
+        self, rollout: Rollout, advantage: np.ndarray, weight: np.ndarray, *, run_seed: int, step: int, sampled_at: int
+    ) -> UpdateStats:
+        """Make the optimizer steps of one rollout. A collective: all ranks call it.
+
+        Args:
+            rollout: this rank's rows, [B].
+            advantage: [B].
+            weight: [B], 0 = not trained on.
+            run_seed: with `step`, seeds the noise levels of forward losses.
+            step: number of the rollout in the run.
+            sampled_at: rows per forward of the rollout; 0 = they varied.
+        """
+        recompute = self._recompute(sampled_at)
+        items, trained, live = self._items(rollout, advantage, weight, run_seed, step)
+        plans = [self._plan(items, trained & chunk, live & chunk, recompute) for chunk in self._chunks(rollout, items)]
+        stats = UpdateStats(Means(), skipped=int((trained & ~live).sum()) if self.options.skip_zero else 0)
+        self._prepare(rollout, items, plans, recompute)
+        for epoch in range(self.optim.epochs):
+            for plan in plans:
+                if plan.microbatches:
+                    self._accumulate(rollout, items, plan, stats.log, first_pass=epoch == 0 and stats.updates == 0)
+                    stats.log.add("optim/grad_norm", self._step())
+                    stats.updates += 1
+                    stats.forwards += sum(len(part) for part in plan.microbatches)
+        stats.log.add("loss/updates_per_rollout", stats.updates)
+        stats.log.add("optim/lr", self.optimizer.param_groups[0]["lr"])
+        return stats
+
+    # -- which items --------------------------------------------------------------------------------------------
+
+    def _items(
+        self, rollout: Rollout, advantage: np.ndarray, weight: np.ndarray, run_seed: int, step: int
+    ) -> tuple[Items, Tensor, Tensor]:
+        """All items of this rank, which are trained (weight > 0), and which have a gradient at all."""
+        forward = self.loss.kind == "forward"
+        per_row = self.options.levels if forward else len(rollout.steps)
+        rows = torch.arange(len(rollout)).repeat_interleave(per_row)
+        steps = torch.arange(per_row).repeat(len(rollout))
+        of_rows = torch.as_tensor(weight, dtype=torch.float32)[rows]
+        if rollout.mask is not None and not forward:
+            of_rows = of_rows * rollout.mask.cpu()[rows, steps]
+        wanted = torch.as_tensor(advantage, dtype=torch.float32)[rows]
+        trained = of_rows > 0
+        live = trained.clone()
+        if self.loss.skips_zero_advantage and not self.kl.active:
+            live &= wanted != 0
+        batch = Batch(advantage=wanted.to(self.device), weight=of_rows.to(self.device))
+        if forward:
+            batch.x0 = rollout.samples[rows.to(rollout.samples.device)]
+            batch.t = noise_levels(rollout, self.options.levels, run_seed, step)
+            noise = level_noise(rollout, self.options.levels, run_seed, step)
+            t = batch.t.reshape(-1, *[1] * (batch.x0.ndim - 1))
+            batch.x_t = (1 - t) * batch.x0 + t * noise
+        return Items(rows, steps, batch), trained, live
+
+    def _chunks(self, rollout: Rollout, items: Items) -> Iterator[Tensor]:
+        """Masks [n], one per optimizer step of an epoch: whole groups, dealt out by their row in the step."""
+        count = self.optim.updates_per_rollout
+        for number in range(count):
+            yield rollout.prompt_rows.cpu()[items.rows] % count == number
+
+    def _plan(self, items: Items, trained: Tensor, live: Tensor, recompute: bool) -> Plan:
+        size = self.optim.batch_size
+        mine = (live if self.options.skip_zero else trained).nonzero().flatten()
+        normaliser = self.dist.sum(float(trained.sum()))
+        # Without any gradient on any rank there is no step, whether or not the forwards are skipped: momentum
+        # would move the weights otherwise.
+        anything = self.dist.sum(float(live.sum())) > 0
+        count = int(self.dist.max(math.ceil(len(mine) / size))) if anything else 0
+        parts, weights = [], []
+        for number in range(count):
+            part = mine[number * size : (number + 1) * size]
+            weight = items.batch.weight[part.to(self.device)]
+            # Recorded log-probs ask for the rollout's batch size (kernels depend on it); a rank that has run out
+            # of items goes on with one of weight 0, so that all ranks run the same collectives.
+            wanted = size if self.loss.kind == "replay" and not recompute else max(len(part), 1)
+            if short := wanted - len(part):
+                filler = part[:1] if len(part) else mine[:1] if len(mine) else torch.zeros(1, dtype=torch.long)
+                part = torch.cat([part, filler.expand(short)])
+                weight = torch.cat([weight, weight.new_zeros(short)])
+            parts.append(part)
+            weights.append(weight)
+        return Plan(parts, weights, normaliser)
+
+    def _recompute(self, sampled_at: int) -> bool:
+        if self.loss.kind == "forward" or self.options.old_log_prob == "recorded":
+            return False
+        return self.options.old_log_prob == "recompute" or sampled_at != self.optim.batch_size
+
+    # -- what does not move during the update -------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _prepare(self, rollout: Rollout, items: Items, plans: list[Plan], recompute: bool) -> None:
+        """Fill the batch with all that comes from the rollout, the old policy and the reference."""
+        batch, needs = items.batch, self.loss.needs | self.kl.needs
+        if self.loss.kind == "replay":
+            where = (items.rows, items.steps)
+            for name, source in (("old_log_prob", rollout.log_probs), ("old_mean", rollout.means),
+                                 ("state", rollout.states), ("action", rollout.actions)):  # fmt: skip
+                if name in needs and not (recompute and name.startswith("old_")):
+                    assert source is not None
+                    setattr(batch, name, source[tuple(index.to(source.device) for index in where)])
+            if recompute:
+                names = {"old_log_prob": "log_prob", "old_mean": "mean"}
+                self._run(rollout, items, plans, {k: v for k, v in names.items() if k in needs})
+        elif "velocity_old" in needs:
+            with self.policy.weights("old"):
+                self._run(rollout, items, plans, {"velocity_old": "velocity"})
+        reference = {"mean_ref": "mean", "velocity_ref": "velocity"}
+        if wanted := {k: v for k, v in reference.items() if k in needs}:
+            with self.policy.weights("reference"):
+                self._run(rollout, items, plans, wanted)
+
+    def _run(self, rollout: Rollout, items: Items, plans: list[Plan], wanted: dict[str, str]) -> None:
+        """Forward all micro-batches under the present weights and keep outputs as fields of the batch."""
+        for plan in plans:
+            for part in plan.microbatches:
+                out = self._forward(rollout, items, part, frozenset(wanted.values()))
+                for name, output in wanted.items():
+                    value = getattr(out, output)
+                    kept = getattr(items.batch, name)
+                    if kept is None:
+                        kept = value.new_zeros(len(items), *value.shape[1:])
+                        setattr(items.batch, name, kept)
+                    kept[part.to(kept.device)] = value
+
+    # -- the step -----------------------------------------------------------------------------------------------
+
+    def _forward(self, rollout: Rollout, items: Items, part: Tensor, need: frozenset[str]) -> StepOut:
+        rows = items.rows[part]
+        if self.loss.kind == "replay":
+            return self.policy.log_prob(rollout, rows, items.steps[part], need)
+        assert items.batch.x_t is not None and items.batch.t is not None
+        index = part.to(items.batch.x_t.device)
+        x, t = items.batch.x_t[index], items.batch.t[index]
+        return StepOut(velocity=self.policy.predict(rollout, rows, x, t), sigma=t)
+
+    def _accumulate(self, rollout: Rollout, items: Items, plan: Plan, log: Means, first_pass: bool) -> None:
+        need = self.loss.outputs | self.kl.outputs
+        last = len(plan.microbatches) - 1
+        for number, (part, weight) in enumerate(zip(plan.microbatches, plan.weights, strict=True)):
+            with nullcontext() if number == last else self.dist.no_sync(self.policy.module):
+                step = self._forward(rollout, items, part, need)
+                batch = items.batch.take(part.to(self.device))
+                out = self.loss(step, batch)
+                total = out.loss
+                if self.kl.active:
+                    distance = self.kl(step, batch)
+                    total, out.metrics = total + distance.loss, out.metrics | distance.metrics
+                scalar = weighted_sum(total, weight, plan.normaliser, self.dist.world)
+                # Backward here, not after the loop: the graph of one micro-batch lives at a time.
+                self.scaler.scale(scalar).backward()
+            log.add_all(out.metrics, weight)
+            log.add("loss/value", total, weight)
+            if first_pass and step.log_prob is not None:
+                add_replay(log, step.log_prob, batch.old_log_prob, rollout.steps[items.steps[part]], weight)
+
+    def _step(self) -> float:
+        """Clip, step and clear; returns the gradient norm before clipping."""
+        self.scaler.unscale_(self.optimizer)
+        limit = math.inf if self.optim.grad_clip is None else self.optim.grad_clip
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+        warm = self.optim.warmup
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.optim.lr * (min(1.0, (self.made + 1) / warm) if warm else 1.0)
+        if math.isfinite(norm) or self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+        else:
+            raise RuntimeError(f"the gradient norm is {norm}: the update would destroy the weights")
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.made += 1
+        return norm
+
+    def state_dict(self) -> dict:
+        """Optimizer, grad scaler and counter."""
+        return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict(), "made": self.made}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Inverse of `state_dict`."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.made = int(state["made"])
+
+
+def noise_levels(rollout: Rollout, count: int, run_seed: int, step: int) -> Tensor:
+    """[B * count] noise levels, for each sample the first `count` of its own shuffle of the rollout's grid.
+
+    The order is a function of (run seed, step, prompt row, sample), never of rank. DiffusionNFT, arXiv 2509.16117.
+    """
+    grid = rollout.sigmas[:-1]
+    levels = []
+    for row, sample in zip(rollout.prompt_rows.tolist(), rollout.sample_index.tolist(), strict=True):
+        generator = torch.Generator().manual_seed(seeds.derive("levels", run_seed, step, row, sample))
+        levels.append(grid[torch.randperm(len(grid), generator=generator)[:count].to(grid.device)])
+    return torch.cat(levels).to(rollout.samples.device)
+
+
+def level_noise(rollout: Rollout, count: int, run_seed: int, step: int) -> Tensor:
+    """[B * count, ...] fresh normal noise, by (run seed, step, prompt row, sample, level)."""
+    keys = zip(rollout.prompt_rows.tolist(), rollout.sample_index.tolist(), strict=True)
+    rows = [seeds.derive("level noise", run_seed, step, row, sample, n) for row, sample in keys for n in range(count)]
+    return seeds.NoiseStream(rows, rollout.samples.shape[1:], rollout.samples.device).draw()
