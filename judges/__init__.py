@@ -1,0 +1,58 @@
+"""Who says whether a criterion holds.
+
+`build(name, **options).score_sync(requests)` gives verdicts; `names()` lists what can be built.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from judges.shapes import ShapesJudge, shapes, shapes_second
+from mmrubric import images
+from mmrubric.errors import InputError
+from mmrubric.judging import Candidate, Judge, JudgeRequest, PairJudge, PairRequest, SyncMixin
+from mmrubric.verdict import Failure, Verdict
+
+_JUDGES: dict[str, Callable[..., Judge]] = {
+    "shapes": shapes,
+    "shapes_second": shapes_second,
+}
+
+
+def names() -> list[str]:
+    """Names that `build` accepts, sorted."""
+    return sorted(_JUDGES)
+
+
+def build(name: str, **options: Any) -> Judge:
+    """Build a judge.
+
+    Raises:
+        InputError: unknown name or option (the message lists the known ones), or a bad value.
+    """
+    if name not in _JUDGES:
+        raise InputError(f"unknown judge {name!r}; known: {', '.join(names())}")
+    known = list(inspect.signature(_JUDGES[name]).parameters)
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        listed = ", ".join(known) or "none"
+        raise InputError(f"judge {name!r}: unknown option {', '.join(unknown)}; known: {listed}")
+    return _JUDGES[name](**options)
+
+
+__all__ = [
+    "Candidate",
+    "Failure",
+    "Judge",
+    "JudgeRequest",
+    "PairJudge",
+    "PairRequest",
+    "ShapesJudge",
+    "SyncMixin",
+    "Verdict",
+    "build",
+    "images",
+    "names",
+]

@@ -28,6 +28,11 @@ from mmrubric.errors import InputError
 
 P = ParamSpec("P")
 BAD_INPUT, FAILED = 2, 1
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DIFFUSERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
 PROMPT = "three blue squares on a white background"
 
 app = typer.Typer(
@@ -293,6 +298,12 @@ def quickstart(
     as_json: Json = False,
 ) -> None:
     """Align the shipped generator in a few minutes and write a report with pictures, before and after."""
+    # Read when these libraries are imported; their bars and remarks would bury the run's own progress.
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    from diffusers.utils import logging as diffusers_logging
+
+    diffusers_logging.disable_progress_bar()
     from trainers.quickstart import run
 
     result = run(config, overrides or [])

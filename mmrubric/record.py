@@ -12,8 +12,7 @@ phase is the number of steps finished at that time. A run that resumes after N f
 with `from_step=N`. Nothing is deleted: readers leave out rows that a later attempt superseded, which are
 
 - train rows with `step >= from_step` of a later attempt (they are done again), and
-- other rows with `step > from_step` of a later attempt, or with rows of the same phase and step in a later
-one.
+- other rows with `step > from_step` of a later attempt, or whose phase and step a later attempt has as well.
 """
 
 from __future__ import annotations
@@ -172,7 +171,10 @@ class RunRecord:
 
 def _line(value: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            # Half an emoji in a judge's reason is no UTF-8; as an escape it is kept and reads back the same.
+            text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        # Lone surrogates in a judge's reason are no UTF-8; NaN is no JSON.
         raise InputError(f"run record: a field of {value.get('kind')} is not JSON: {error}") from error
+    return text.encode() + b"\n"

@@ -113,8 +113,7 @@ class RecordReader:
                     yield row
 
     def groups(self, phase: str | None = None, judge_id: str | None = None) -> Iterator[RecordedGroup]:
-        """Streams groups step by step; within a step in the order of their first rows. Holds one step in
-        memory.
+        """Streams groups step by step, within a step in the order of their first rows; holds one step.
 
         Raises:
             InputError: two rows of one sample in a group, or a group whose rows are not together.

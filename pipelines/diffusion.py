@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from pipelines.policy import (
     count_within,
     distinct,
 )
+from pipelines.quiet import quiet
 from pipelines.seeds import NoiseStream
 from pipelines.weights import WeightCopies
 
@@ -75,8 +77,6 @@ class FlowPolicy:
         self._copies = WeightCopies(self._trainable, self._core, copies, lora)
         self.conditioner = Conditioner(adapter)
 
-    # -- the module that trains
-
     @property
     def module(self) -> nn.Module:
         """The network that trains, wrapped if `wrap` was called."""
@@ -105,8 +105,6 @@ class FlowPolicy:
         """(name, parameter) of what trains, float32, in a fixed order, named as in the unwrapped module."""
         return list(self._trainable)
 
-    # -- prompts
-
     def check_prompts(self, prompts: Sequence[Prompt], sampler: Sampler | None = None) -> None:
         """Refuse prompts that the text encoders would cut or cannot read.
 
@@ -114,8 +112,6 @@ class FlowPolicy:
             InputError: names the prompt and says by how much it is too long.
         """
         self.conditioner.check(prompts, _tokens(self._complete(sampler or self.deployed)))
-
-    # -- sampling and replay
 
     def sample(
         self,
@@ -155,8 +151,8 @@ class FlowPolicy:
         stochastic = windows.stochastic_steps(sampler)
         if record and not stochastic:
             raise InputError(
-                f"noise '{sampler.noise}' with level {sampler.level} and {sampler.steps} steps has no "
-                "stochastic step to record: use noise sde, dance or cps with a level above 0 and 2 steps or more"
+                f"noise '{sampler.noise}' at level {sampler.level} in {sampler.steps} steps has no "
+                "stochastic step to record: use noise sde, dance or cps at a level above 0 and 2 or more steps"
             )
         unique, index = distinct(prompts)
         levels = flow.sigmas(sampler.steps, sampler.shift, sampler.schedule)
@@ -166,7 +162,8 @@ class FlowPolicy:
         paths, images = [], []
         with torch.no_grad():
             for part in batches(len(prompts), batch or self.batch):
-                velocity = self._velocity_of(self._embed(unique, index[part], sampler), sampler.guidance)
+                embedding = self._embed(unique, index[part], sampler)
+                velocity = partial(self._velocity, embedding=embedding, guidance=sampler.guidance)
                 x = NoiseStream([seed.noise for seed in seeds[part]], shape, self.device).draw()
                 draw = NoiseStream([seed.path for seed in seeds[part]], shape, self.device).draw
                 paths.append(flow.walk(velocity, x, draw, table, record, sampler.log_prob))
@@ -297,8 +294,6 @@ class FlowPolicy:
             steps=torch.zeros(0, dtype=torch.long),
         )
 
-    # -- weights
-
     def weights(self, name: str) -> AbstractContextManager[None]:
         """Run the body under "reference", "old" or "ema" weights; every rank enters, backward stays out."""
         return self._copies.swapped(name)
@@ -344,14 +339,13 @@ class FlowPolicy:
     def save_pretrained(self, directory: str | Path) -> None:
         """Write weights that plain diffusers loads: a whole pipeline, or for LoRA a file for
         `pipe.load_lora_weights(directory)`. Inside `weights("ema")` the EMA weights are written."""
-        if self.lora:
-            self.adapter.save_lora(directory)
-        else:
-            self.adapter.pipe.save_pretrained(directory)
+        with quiet():
+            if self.lora:
+                self.adapter.save_lora(directory)
+            else:
+                self.adapter.pipe.save_pretrained(directory)
         fields = self.deployed.model_dump(exclude_defaults=True)
         (Path(directory) / DEPLOYED_FILE).write_text(json.dumps(fields, indent=2) + "\n")
-
-    # -- inside
 
     def _complete(self, sampler: Sampler) -> Sampler:
         """The sampler with size and text length filled in, so that a rollout replays from itself alone."""
@@ -389,9 +383,6 @@ class FlowPolicy:
             return velocity
         without, with_text = velocity.chunk(2)
         return without + guidance * (with_text - without)
-
-    def _velocity_of(self, embedding: Embedding, guidance: float) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda x, sigma: self._velocity(x, sigma, embedding, guidance)
 
     def _shape(self, sampler: Sampler) -> tuple[int, ...]:
         assert sampler.height is not None and sampler.width is not None

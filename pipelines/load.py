@@ -14,6 +14,7 @@ from torch import nn
 from mmrubric.errors import InputError
 from pipelines.diffusion import AUTOCAST, DEPLOYED_FILE, FlowPolicy
 from pipelines.policy import Sampler
+from pipelines.quiet import quiet
 
 SHAPES = Path(__file__).parent / "assets" / "shapes-sd3"
 """The generator of the shapes world that ships with the package, loaded by the name "shapes"."""
@@ -92,21 +93,22 @@ def load_policy(
     # diffusers wants parts that a directory lacks, such as T5, to be named as None
     absent = {name for name, value in index.items() if isinstance(value, list) and value == [None, None]}
     absent |= set() if t5 else {"text_encoder_3", "tokenizer_3"}
-    pipe: Any = StableDiffusion3Pipeline.from_pretrained(source, **dict.fromkeys(absent))
+    with quiet():
+        pipe: Any = StableDiffusion3Pipeline.from_pretrained(source, **dict.fromkeys(absent))
     pipe.set_progress_bar_config(disable=True)
     adapter = SD3Adapter(pipe)
     half = AUTOCAST[precision] or torch.float32
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     casts = [(pipe.vae, torch.float32), (adapter.module, torch.float32 if tune == "full" else half)]
     for part, dtype in [*casts, *((encoder, half) for encoder in adapter.frozen)]:
         # nn.Module's own `to`: weights may be stored in another type, and diffusers' override warns
-        nn.Module.to(part, dtype).eval().requires_grad_(False)
+        nn.Module.to(part, device, dtype).eval().requires_grad_(False)
     if tune == "full":
         adapter.module.requires_grad_(True)
     if tune == "lora":
         add_lora(adapter.module, lora or LoraOptions())
     if gradient_checkpointing:
         pipe.transformer.enable_gradient_checkpointing()
-    pipe.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return FlowPolicy(
         adapter, lora=tune == "lora", precision=precision, copies=copies, deployed=deployed, batch=batch
     )
@@ -202,5 +204,8 @@ def read_deployed(source: str) -> Sampler | None:
         return None
     try:
         return Sampler.model_validate(json.loads(file.read_text()))
-    except (ValueError, ValidationError) as error:
-        raise InputError(f"{file}: {error}") from error
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise InputError(f"{file}: {wrong}") from error
+    except ValueError as error:
+        raise InputError(f"{file} is not valid JSON: {error}") from error

@@ -126,7 +126,7 @@ class SD3Adapter:
         config, vae = self.pipe.vae.config, self.pipe.vae
         scaled = latents.to(vae.dtype) / config.scaling_factor + (config.shift_factor or 0.0)
         pixels = vae.decode(scaled, return_dict=False)[0].float()
-        unit = (pixels / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+        unit = (pixels / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).contiguous()
         return (unit * 255).round().to(torch.uint8).cpu().numpy()
 
     def encode_images(self, images: np.ndarray) -> Tensor:

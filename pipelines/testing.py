@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -13,6 +14,7 @@ from diffusers import (
 )
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
+from pipelines.quiet import quiet
 from pipelines.shapes.models import build_text_encoder, build_tokenizer, grammar_words
 
 PROMPTS = (
@@ -45,6 +47,12 @@ def tiny_sd3_directory(
     """
     words = list(dict.fromkeys([*grammar_words(), *" ".join(PROMPTS).split()]))
     tokenizer = build_tokenizer(words, max_tokens)
+    vae: dict[str, Any] = dict(
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 8), layers_per_block=1, latent_channels=4, norm_num_groups=2,
+        sample_size=pixels, mid_block_add_attention=False, use_quant_conv=False, use_post_quant_conv=False,
+        scaling_factor=1.5, shift_factor=0.1,
+    )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipe = StableDiffusion3Pipeline(
@@ -55,12 +63,7 @@ def tiny_sd3_directory(
                 qk_norm="rms_norm",
             ),
             scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
-            vae=AutoencoderKL(
-                down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-                block_out_channels=(8, 8), layers_per_block=1, latent_channels=4, norm_num_groups=2,
-                sample_size=pixels, mid_block_add_attention=False, use_quant_conv=False,
-                use_post_quant_conv=False, scaling_factor=1.5, shift_factor=0.1,
-            ),
+            vae=AutoencoderKL(**vae),
             text_encoder=build_text_encoder(tokenizer, width),
             tokenizer=tokenizer,
             text_encoder_2=build_text_encoder(tokenizer, width),
@@ -68,7 +71,8 @@ def tiny_sd3_directory(
             text_encoder_3=_t5_encoder(2 * width) if t5 else None,  # pyright: ignore[reportArgumentType]
             tokenizer_3=_t5_tokenizer() if t5 else None,  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
-    pipe.save_pretrained(path)
+    with quiet():
+        pipe.save_pretrained(path)
     return Path(path)
 
 

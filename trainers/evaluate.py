@@ -118,10 +118,11 @@ class EvalResult:
 
     def rows(self) -> list[SampleRow]:
         """Rows for the run record."""
+        hashes = [rubric.hash for rubric in self.rubrics]
         return [
             SampleRow(
                 step=self.step, phase="eval", prompt_id=self.prompts[item.row].id, prompt_row=item.row,
-                rubric_hash=self.rubrics[item.row].hash, sample_id=item.sample_id, sample_hash=item.image_hash,
+                rubric_hash=hashes[item.row], sample_id=item.sample_id, sample_hash=item.image_hash,
                 judge_id=self.judge_id, verdicts=item.verdicts,
             )
             for item in self.items

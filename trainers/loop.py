@@ -297,12 +297,12 @@ class Trainer:
         if self.record is not None:
             rewards = {id: r for group in groups for id, r in zip(group.table.sample_ids, group.rewards, strict=True)}
             rubrics = [group.table.rubric for group in groups]
-            ids = self.prompts.at(step)
+            hashes, ids = [rubric.hash for rubric in rubrics], self.prompts.at(step)
             self.record.append(
                 [
                     SampleRow(
                         step=step, prompt_id=self.prompts.prompts.prompts[ids[row.prompt_row]].id,
-                        prompt_row=row.prompt_row, rubric_hash=rubrics[row.prompt_row].hash, sample_id=row.sample_id,
+                        prompt_row=row.prompt_row, rubric_hash=hashes[row.prompt_row], sample_id=row.sample_id,
                         sample_hash=row.image_hash, judge_id=self.worker.judge.id, verdicts=row.verdicts,
                         policy_version=sampled.rollout.policy_version, reward=rewards[row.sample_id],
                     )

@@ -257,22 +257,6 @@ def _share(flags: np.ndarray) -> float:
     return float(np.mean(flags)) if flags.size else math.nan
 
 
-def matched_modules(wanted: Iterable[str], present: Iterable[str], what: str = "adapter sync") -> int:
-    """Number of `wanted` names among `present` ones, for `adapter/synced_modules` (known failure TF24).
-
-    Raises:
-        InputError: any is missing: weights that are synced to nowhere train nothing.
-    """
-    ours, theirs = list(wanted), list(present)
-    missing = sorted(set(ours) - set(theirs))
-    if missing or not ours:
-        shown = ", ".join(missing[:3]) or "(none named)"
-        raise InputError(
-            f"{what} matched {len(ours) - len(missing)} of {len(ours)} modules; no counterpart for {shown}"
-        )
-    return len(ours)
-
-
 def describe_sampler(sampler: Sampler) -> str:
     """Text of `eval/sampler`: name, steps and guidance of the sampler used."""
     noise = sampler.noise if sampler.noise == "ode" else f"{sampler.noise} {sampler.level:g}"
@@ -333,7 +317,6 @@ def default_limits(
         ),
         "group/tie_share": Limit(max=0.5, help="most pairs teach nothing: more criteria, or softer scores"),
         "adapter/trainable_params": Limit(above=0, help="nothing trains"),
-        "adapter/synced_modules": Limit(above=0, help="the adapter sync matched no module"),
         "dist/param_checksum_spread": Limit(max=0, help="ranks hold different weights"),
     }
     if group_size is not None:

@@ -19,18 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import judges
 from mmrubric.config import load_config
-from mmrubric.errors import InputError
+from mmrubric.errors import InputError, RunError
 from mmrubric.judging import Judge, JudgeRequest
 from mmrubric.report import (
     AlignmentReport,
@@ -167,12 +160,12 @@ def run(
         reader = _second(config, second_reader, eval_judge)
         made = parts.build(config, judge=judge, eval_judge=eval_judge)
     with Trainer(config, made) as trainer, _progress(console) as progress:
-        shown = len(trainer.heldout) if trainer.heldout is not None else 0
-        with clock.phase("evaluate before"), _task(progress, f"evaluating {shown} prompts, before"):
+        shown = f"{len(made.heldout or ())} held-out prompts"
+        with clock.phase("evaluate before"), _task(progress, "evaluating before", shown):
             before = trainer.evaluate(keep_images=True)
         with clock.phase("train"):
             curve, ties, flat = _train(trainer, progress)
-        with clock.phase("evaluate after"), _task(progress, f"evaluating {shown} prompts, after"):
+        with clock.phase("evaluate after"), _task(progress, "evaluating after", shown):
             after = trainer.evaluate(keep_images=True)
         with clock.phase("save"):
             trainer.save()
@@ -187,11 +180,9 @@ def run(
 @contextmanager
 def _progress(console: Console) -> Iterator[Progress]:
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.description:<18}"),
+        BarColumn(bar_width=20),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=console, disable="CI" in os.environ) as progress:
@@ -199,9 +190,9 @@ def _progress(console: Console) -> Iterator[Progress]:
 
 
 @contextmanager
-def _task(progress: Progress, description: str) -> Iterator[None]:
+def _task(progress: Progress, description: str, note: str = "") -> Iterator[None]:
     """A phase whose length is not known beforehand."""
-    task = progress.add_task(description, total=None, note="")
+    task = progress.add_task(description, total=None, note=note)
     yield
     progress.update(task, total=1, completed=1)
 
@@ -219,8 +210,11 @@ def _train(trainer: Trainer, progress: Progress) -> tuple[list[CurvePoint], list
         curve.append(CurvePoint(trainer.done, _known(reward), _known(strict)))
         ties.append(metrics.get("judge/tie_share", metrics["group/tie_share"]))
         flat.append(metrics["group/zero_std_share"])
-        speed = metrics["time/images_per_second"]
-        note = f"reward {reward:.3f}, everything right {strict:.0%}, {speed:.0f} images/s"
+        left = (steps - trainer.done) * metrics["time/step"]
+        note = (
+            f"{trainer.done}/{steps}, reward {reward:.2f}, all met {strict:.0%}, "
+            f"{metrics['time/images_per_second']:.0f} images/s, {left:.0f} s left"
+        )
         progress.update(task, completed=trainer.done, note=note)
     if trainer.stopped:
         logger.warning("training stopped at step %d of %d: %s", trainer.done, steps, trainer.stopped)
@@ -289,7 +283,7 @@ def _report(
         timings=clock.phases,
     )
     numbers = compute(report, resamples=100)
-    probed = [item for item in after.items if item.image is not None][:PROBED]
+    probed = after.items[:PROBED]
     rubrics = [after.rubrics[item.row] for item in probed]
     images = [item.image for item in probed if item.image is not None]
     steps = f"mean of {len(ties)} steps"
@@ -322,17 +316,15 @@ def _mean(values: Sequence[float]) -> float:
 
 def _read(reader: Judge | None, result: EvalResult) -> dict[tuple[int, int], list[Verdict]]:
     """The second reader's verdicts by (prompt row, sample)."""
-    items = [item for item in result.items if item.image is not None]
-    if reader is None or not items:
+    if reader is None:
         return {}
-    requests = [_request(result, item) for item in items]
-    return {
-        (item.row, item.sample): verdicts
-        for item, verdicts in zip(items, reader.score_sync(requests), strict=True)
-    }
+    answers = reader.score_sync([_request(result, item) for item in result.items])
+    return {(item.row, item.sample): verdicts for item, verdicts in zip(result.items, answers, strict=True)}
 
 
 def _request(result: EvalResult, item: EvalItem) -> JudgeRequest:
+    if item.image is None:
+        raise RunError(f"the evaluation kept no picture of {item.sample_id}; evaluate with keep_images=True")
     sources = result.prompts[item.row].sources
     source = sources[0] if sources else None
     return JudgeRequest(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmrubric.errors import RunError
 from pipelines import seeds
 from pipelines.policy import Policy, Rollout, StepOut
 from trainers.config import LossSection, OptimSection
@@ -265,7 +266,7 @@ class Updater:
         if math.isfinite(norm) or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
         else:
-            raise RuntimeError(f"the gradient norm is {norm}: the update would destroy the weights")
+            raise RunError(f"the gradient norm is {norm}: the update would destroy the weights, so it was not made")
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.made += 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from PIL import Image, ImageDraw
 from scipy import ndimage
 
 from mmrubric.shapes import BACKGROUNDS, COLOURS, OTHER, SHAPES, SIZE, Item, Scene, render
@@ -16,8 +18,10 @@ COLOUR_REACH = 80.0
 """Largest distance of a blob's colour from a palette colour that still bears its name."""
 PURE = 0.7
 """Least share of a blob's inner pixels that must have the blob's colour."""
-MISFIT = 0.24
+MISFIT = 0.1
 """Largest share of a blob's area by which it may differ from the best outline."""
+STRANGER = 0.5
+"""A blob is a stranger if one of `STRANGERS` fits with at most this share of the best shape's misfit."""
 LEAST_NAMED_AREA = 20.0
 """A blob with less area is too small for its outline to be told, in pixels."""
 _GRID = 20
@@ -26,6 +30,34 @@ _PALETTE = np.array(list(COLOURS.values()), np.float32)
 _FLAT8 = np.zeros((3, 3, 3), bool)
 _FLAT8[1] = True
 _FLAT4 = ndimage.generate_binary_structure(3, 1) & _FLAT8
+
+
+def _turned(points: list[tuple[float, float]], degrees: float) -> list[tuple[float, float]]:
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return [(c * x - s * y, s * x + c * y) for x, y in points]
+
+
+_TRIANGLE = [(0.0, -1.0), (1.1, 1.0), (-1.1, 1.0)]
+_CROSS = [(-0.34, -1), (0.34, -1), (0.34, -0.34), (1, -0.34), (1, 0.34), (0.34, 0.34)]
+_CROSS += [(-x, -y) for x, y in _CROSS]
+_HALF_DISC = [(math.cos(math.pi * k / 24), math.sin(math.pi * k / 24)) for k in range(25)]
+_BAR = [(-1.1, -0.7), (1.1, -0.7), (1.1, 0.7), (-1.1, 0.7)]
+_STAR = [
+    ((1, 0.45)[k % 2] * math.sin(math.pi * k / 5), -(1, 0.45)[k % 2] * math.cos(math.pi * k / 5))
+    for k in range(10)
+]
+_TRAPEZOID = [(-0.55, -1), (0.55, -1), (1.05, 1), (-1.05, 1)]
+STRANGERS = [
+    [(0.0, -1.0), (1.0, 0.0), (0.0, 1.0), (-1.0, 0.0)],
+    *(_turned(_TRIANGLE, degrees) for degrees in (90, 180, 270)),
+    _turned(_CROSS, 45),
+    *(_turned(_HALF_DISC, degrees) for degrees in (0, 90, 180, 270)),
+    _BAR,
+    _turned(_BAR, 90),
+    _STAR,
+    _TRAPEZOID,
+]
+"""Outlines of radius 1 that are no shape of the world, whose shapes all stand upright."""
 
 
 @dataclass
@@ -84,14 +116,16 @@ def describe(values: np.ndarray, labels: np.ndarray, cover: np.ndarray) -> Blobs
         bank, bank_area, bank_shape = _bank()
         cell = (2 * _REACH / _GRID) ** 2
         apart = (np.square(features).sum(1)[:, None] + np.square(bank).sum(1) - 2 * features @ bank.T) * cell
-        ratio = safe[:, None] / bank_area
         # Blur rounds small outlines more than large ones: compare with outlines of about the same area,
         # and tiny or huge blobs with the smallest or largest ones.
         clipped = np.clip(safe, bank_area.min(), bank_area.max())[:, None] / bank_area
-        apart = np.where((clipped > 0.6) & (clipped < 1.7), apart, np.inf)
-        best = apart.argmin(1)
+        apart = np.where((clipped > 0.7) & (clipped < 1.45), apart, np.inf)
+        strangers = bank_shape == len(SHAPES)
+        best = np.where(strangers, np.inf, apart).argmin(1)
         blobs.misfit = apart[np.arange(count), best]
-        fits = (blobs.misfit <= MISFIT) & (area >= LEAST_NAMED_AREA) & (ratio[np.arange(count), best] > 0.3)
+        # In blur the outlines grow alike: a stranger must fit clearly better.
+        strange = apart[:, strangers].min(1) < STRANGER * blobs.misfit
+        fits = (blobs.misfit <= MISFIT) & (area >= LEAST_NAMED_AREA) & ~strange
         blobs.shape = [SHAPES[bank_shape[k]] if ok else OTHER for k, ok in zip(best, fits, strict=True)]
     return blobs
 
@@ -119,26 +153,44 @@ def _features(grown: np.ndarray, weight: np.ndarray, blobs: Blobs) -> np.ndarray
 
 @lru_cache(maxsize=1)
 def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features, areas and shape indices of rendered outlines: four shapes, many radii, offsets and blurs."""
+    """Features, areas and shape indices of rendered outlines: shapes and strangers at many radii and blurs.
+
+    The index after the last shape marks strangers: outlines that would otherwise pass for one of the four.
+    """
     pictures, kinds = [], []
-    for index, shape in enumerate(SHAPES):
-        for radius in (3.5, 4.25, 5.0, 5.6, 6.3, 7.2, 8.3, 9.5, 10.5, 11.8, 14.0, 18.0):
-            for dx, dy in ((0.0, 0.0), (0.5, 0.25), (0.2, 0.6)):
-                item = Item(shape, "red", 31.5 + dx, 31.5 + dy, radius)
-                sharp = render(Scene("white", (item,))).astype(np.float32)
+    for radius in (4.0, 4.75, 5.5, 6.3, 7.2, 8.3, 9.5, 10.5, 11.8, 14.0, 18.0):
+        for dx, dy in ((0.0, 0.0), (0.5, 0.25), (0.2, 0.6)):
+            centre = (31.5 + dx, 31.5 + dy)
+            sharp = [
+                (index, render(Scene("white", (Item(shape, "red", *centre, radius),))))
+                for index, shape in enumerate(SHAPES)
+            ]
+            sharp += [(len(SHAPES), _draw(points, *centre, radius)) for points in STRANGERS]
+            for index, picture in sharp:
                 for sigma in (0.0, 0.7, 1.1):
-                    pictures.append(ndimage.gaussian_filter(sharp, (sigma, sigma, 0)))
+                    pictures.append(ndimage.gaussian_filter(picture.astype(np.float32), (sigma, sigma, 0)))
                     kinds.append(index)
     values = np.stack(pictures)
-    labels, cover = segment(values, np.broadcast_to(np.array(BACKGROUNDS["white"], np.float32), (len(values), 3)))
+    labels, cover = segment(
+        values, np.broadcast_to(np.array(BACKGROUNDS["white"], np.float32), (len(values), 3))
+    )
     grown = np.where(labels > 0, labels, ndimage.maximum_filter(labels, (1, 3, 3)))
     weight = np.where(grown > 0, cover, 0).astype(np.float64)
-    # One blob in each picture, so label and picture order agree.
+    # Every stranger is one blob too. One blob in each picture, so label and picture order agree.
     total = weight.sum((1, 2))
     axis = np.arange(SIZE) + 0.5
     cx, cy = (weight * axis).sum((1, 2)) / total, (weight * axis[:, None]).sum((1, 2)) / total
     blobs = Blobs(labels, cover, np.arange(len(values)), total, cx, cy, [], total, [])
     return _features(grown, weight, blobs), total, np.array(kinds)
+
+
+def _draw(points: list[tuple[float, float]], x: float, y: float, radius: float) -> np.ndarray:
+    """A red polygon on white, uint8 [64, 64, 3]."""
+    fine = 4
+    canvas = Image.new("RGB", (SIZE * fine, SIZE * fine), BACKGROUNDS["white"])
+    corners = [((x + radius * px) * fine - 0.5, (y + radius * py) * fine - 0.5) for px, py in points]
+    ImageDraw.Draw(canvas).polygon(corners, fill=COLOURS["red"])
+    return np.asarray(canvas.resize((SIZE, SIZE), Image.Resampling.BOX))
 
 
 def colours(values: np.ndarray, labels: np.ndarray, count: int) -> list[str]:

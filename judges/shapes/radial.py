@@ -118,19 +118,21 @@ def fit(outlines: Radii, area: np.ndarray) -> Fit:
     deviation = np.abs(measured[:, None] - scale[..., None] * ideal).mean(2) / np.maximum(
         measured.mean(1)[:, None], 1e-6
     )
-    best = deviation.argmin(1)
+    strange = np.array([name == OTHER for name in names])
+    best = np.where(strange, np.inf, deviation).argmin(1)
     rows = np.arange(len(measured))
     enclosed = np.square(measured).sum(1) * np.pi / DIRECTIONS
     sound = np.abs(enclosed - area) <= AREA_TOLERANCE * area
     misfit, radius = deviation[rows, best], scale[rows, best]
-    good = sound & (misfit <= MISFIT) & (radius >= LEAST_RADIUS)
+    # In blur a cross grows like a diamond: a diamond must fit clearly better.
+    good = (deviation[:, strange].min(1) > 0.5 * misfit) & sound & (misfit <= MISFIT) & (radius >= LEAST_RADIUS)
     shapes = [names[k] if ok else OTHER for k, ok in zip(best, good, strict=True)]
     return Fit(shapes, radius, outlines.x, outlines.y, misfit)
 
 
 @lru_cache(maxsize=1)
 def _ideal() -> tuple[np.ndarray, list[str]]:
-    """Outlines of radius 1 of the four shapes, sharp and blurred, [shapes * blurs, 72], with their names."""
+    """Outlines of radius 1, sharp and blurred, [outlines, 72], with the names of their shapes."""
     size, radius = 181, 60.0
     axis = (np.arange(size) - size // 2) / radius
     x, y = np.meshgrid(axis, axis)
@@ -139,11 +141,14 @@ def _ideal() -> tuple[np.ndarray, list[str]]:
         "square": np.maximum(np.abs(x), np.abs(y)) < 0.9,
         "triangle": (y < 1) & (np.abs(x) < 0.55 * (y + 1)),
         "cross": (np.maximum(np.abs(x), np.abs(y)) < 1) & (np.minimum(np.abs(x), np.abs(y)) < 0.34),
+        OTHER: np.abs(x) + np.abs(y) < 1,  # a diamond resembles a blurred cross
     }
     outlines, names = [], []
-    for shape in SHAPES:
+    for shape in (*SHAPES, OTHER):
         # Blur of 0.6 to 1.1 pixels on radii of 5.5 to 11.5 pixels.
-        for blur in (0.0, 0.06, 0.12, 0.18, 0.24):
+        blurs = (0.0, 0.06, 0.12, 0.18, 0.24)
+        # A blurred diamond is round: only the sharp ones are told from circles and crosses.
+        for blur in blurs if shape != OTHER else blurs[:2]:
             soft = ndimage.gaussian_filter(inside[shape].astype(float), blur * radius)
             own = soft[None]
             left, right = _extent(own.max(1))

@@ -54,7 +54,9 @@ def read(pixels: np.ndarray) -> list[Seen]:
     values = pixels.astype(np.float32)
     grounds = np.stack([_background(image) for image in pixels])
     field, brightness = _contrast(values, grounds)
-    peak = ndimage.maximum_filter(ndimage.gaussian_filter(field, (0, 0.6, 0.6)), (0, 5, 5))
+    # Single noisy pixels must not move an outline.
+    field = ndimage.gaussian_filter(field, (0, 0.5, 0.5))
+    peak = ndimage.maximum_filter(field, (0, 5, 5))
     level = field / np.maximum(peak, LEAST_CONTRAST)
     mask = (level > 0.5) & (field > LEAST_CONTRAST)
     classes = _classes(values)
@@ -232,5 +234,3 @@ def _colourless(n: int, brightness: np.ndarray, mask: np.ndarray) -> list[Piece]
             radius = float(np.sqrt(inside.sum() / np.pi))
             pieces.append(Piece(n, inside, OTHER, OTHER, radius, float(x) + 0.5, float(y) + 0.5))
     return pieces
-
-

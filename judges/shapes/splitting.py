@@ -43,7 +43,10 @@ def split_touching(values: np.ndarray, blobs: Blobs, skip: Collection[int] = ())
 
 
 def _attempt(
-    values: np.ndarray, blobs: Blobs, doubtful: list[int], propose: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    values: np.ndarray,
+    blobs: Blobs,
+    doubtful: list[int],
+    propose: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> Blobs:
     owners: list[int] = []
     masks: list[np.ndarray] = []

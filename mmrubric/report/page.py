@@ -293,7 +293,7 @@ def flow(comparison: Comparison) -> list[dict[str, Any]]:
         "missed": ("missed", "still not met"),
         "unknown": ("unknown", "unknown on a side"),
     }
-    counts: Mapping[str, int] = comparison.changes
+    counts = {str(name): count for name, count in comparison.changes.items()}
     return [{"key": css, "name": name, "count": counts[k]} for k, (css, name) in names.items() if counts[k]]
 
 

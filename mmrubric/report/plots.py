@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from mmrubric.report.model import CurvePoint
 from mmrubric.report.numbers import KindRate
@@ -25,7 +27,7 @@ THEME = {
 }
 INK, MUTED, LINE, BEFORE, AFTER, CARD = THEME
 
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mmrubric",
     "font.family": "sans-serif",
@@ -160,7 +162,7 @@ def curve_plot(points: Sequence[CurvePoint]) -> str:
         axes.set_yticks(range(0, 101, 25), [f"{v} %" for v in range(0, 101, 25)])
         axes.tick_params(axis="y", labelcolor=MUTED)
         axes.set_xlim(steps[0], max(steps[-1], steps[0] + 1))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("training step")
         axes.grid(axis="y", color=LINE, lw=0.8)
         _clean(axes)

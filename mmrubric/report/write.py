@@ -6,6 +6,7 @@ import json
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from markupsafe import Markup
 from mmrubric.report import page
 from mmrubric.report.model import AlignmentReport
 from mmrubric.report.numbers import Numbers, as_json, compute
-from mmrubric.report.plots import curve_plot, kinds_plot
 
 PICTURES = 48
 """Prompts shown with pictures."""
@@ -84,15 +84,16 @@ def _replace(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+@lru_cache(maxsize=1)
 def _environment() -> Environment:
-    environment = Environment(
+    """The templates, compiled once per process."""
+    return Environment(
         loader=PackageLoader("mmrubric.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment
 
 
 def _script_json(value: Any) -> Markup:
@@ -108,6 +109,9 @@ def render(report: AlignmentReport, numbers: Numbers, *, pictures: int = PICTURE
         InputError: a reliability section is missing (named), or a picture cannot be read.
     """
     report.reliability.require_all()
+    # matplotlib takes a while to import, and the command line's other uses of this package draw nothing.
+    from mmrubric.report.plots import curve_plot, kinds_plot
+
     strip_share = 1 + min(STRIP, pictures) / max(1, pictures)
     shown = page.cards(report, numbers, pictures, int(PICTURE_BUDGET / strip_share))
     environment = _environment()

@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -80,8 +81,14 @@ class Spec:
 
     @property
     def split(self) -> str:
-        digest = hashlib.sha256(self.combination.encode()).digest()
-        return "heldout" if int.from_bytes(digest[:4], "big") % HELDOUT_SHARE == 0 else "train"
+        return split_of(self.combination)
+
+
+@lru_cache(maxsize=None)
+def split_of(combination: str) -> str:
+    """Where a combination belongs: a function of its text alone."""
+    digest = hashlib.sha256(combination.encode()).digest()
+    return "heldout" if int.from_bytes(digest[:4], "big") % HELDOUT_SHARE == 0 else "train"
 
 
 _COLOUR, _SHAPE = "|".join(COLOURS), "|".join(SHAPES)
@@ -155,6 +162,12 @@ def enumerate_specs(kind: str) -> Iterator[Spec]:
         raise InputError(f"unknown kind of prompt {kind!r}; known: {', '.join(KINDS)}")
 
 
+@lru_cache(maxsize=None)
+def pool(kind: str, split: str) -> tuple[Spec, ...]:
+    """Every prompt of one kind in one split, in a fixed order."""
+    return tuple(spec for spec in enumerate_specs(kind) if spec.split == split)
+
+
 def draw_specs(split: str, count: int, seed: int = 0) -> list[Spec]:
     """Distinct prompts of one split, kinds in the proportions of `KIND_SHARES`, in a seeded order.
 
@@ -168,11 +181,11 @@ def draw_specs(split: str, count: int, seed: int = 0) -> list[Spec]:
     rng = np.random.default_rng([seed, SPLITS.index(split)])
     chosen: list[Spec] = []
     for kind in sorted(KIND_SHARES, key="relation".__eq__):
-        pool = [spec for spec in enumerate_specs(kind) if spec.split == split]
-        number = count - len(chosen) if kind == "relation" else min(round(KIND_SHARES[kind] * count), len(pool))
-        if number > len(pool):
-            raise InputError(f"{count} {split} prompts asked for; the world has {len(chosen) + len(pool)} at most")
-        chosen += [pool[i] for i in rng.choice(len(pool), number, replace=False)]
+        specs = pool(kind, split)
+        number = count - len(chosen) if kind == "relation" else min(round(KIND_SHARES[kind] * count), len(specs))
+        if number > len(specs):
+            raise InputError(f"{count} {split} prompts asked for; the world has {len(chosen) + len(specs)} at most")
+        chosen += [specs[i] for i in rng.choice(len(specs), number, replace=False)]
     return [chosen[i] for i in rng.permutation(len(chosen))]
 
 

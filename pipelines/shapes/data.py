@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.progress import track
 
-from mmrubric.shapes.grammar import KIND_SHARES, Spec, enumerate_specs
+from mmrubric.shapes.grammar import KIND_SHARES, Spec, pool
 from mmrubric.shapes.sampling import scene_for
-from mmrubric.shapes.world import render
+from mmrubric.shapes.world import BACKGROUNDS, COLOURS, SHAPES, SIZE, WORDS, Item, Scene, Word, render, word_extent
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,37 @@ class Pictures:
 
 def draw_training_specs(count: int, rng: np.random.Generator) -> list[Spec]:
     """Training prompts with repeats, kinds in the proportions of `KIND_SHARES`."""
-    pools = {kind: [s for s in enumerate_specs(kind) if s.split == "train"] for kind in KIND_SHARES}
+    pools = {kind: pool(kind, "train") for kind in KIND_SHARES}
     kinds = rng.choice(list(pools), count, p=list(KIND_SHARES.values()))
     return [pools[kind][rng.integers(len(pools[kind]))] for kind in kinds]
+
+
+def draw_collages(count: int, seed: int, folder: Path) -> np.ndarray:
+    """Crowded pictures uint8 [N, 64, 64, 3] for the VAE: it learns colours and edges several times faster from them
+    than from scenes, which are mostly background."""
+    path = folder / f"collages-{count}-{seed}.npy"
+    if not path.exists():
+        rng = np.random.default_rng(seed)
+        pixels = [render(_collage(rng)) for _ in track(range(count), description="drawing collages")]
+        np.save(path, np.stack(pixels))
+    return np.load(path)
+
+
+def _collage(rng: np.random.Generator) -> Scene:
+    def one_of(names: Iterable[str]) -> str:
+        return str(rng.choice(list(names)))
+
+    items = tuple(
+        Item(one_of(SHAPES), one_of(COLOURS), *rng.uniform(0, SIZE, 2).tolist(), float(rng.uniform(4.5, 12.5)))
+        for _ in range(rng.integers(4, 11))
+    )
+    word = None
+    if rng.random() < 0.3:
+        text = one_of(WORDS)
+        width, height = word_extent(text)
+        x, y = rng.integers(2, (SIZE - width - 1, SIZE - height - 1)) + np.array([width, height]) / 2
+        word = Word(text, one_of(COLOURS), float(x), float(y))
+    return Scene(one_of(BACKGROUNDS), items, word)
 
 
 def draw_pictures(count: int, seed: int, folder: Path) -> Pictures:

@@ -15,6 +15,7 @@ MAX_TOKENS = 16
 """Prompt length of the text encoders, start and end tokens included."""
 WIDTH, LAYERS, HEADS = 128, 5, 4
 TEXT_WIDTHS = (64, 64)
+LATENT_CHANNELS = 6
 
 
 def grammar_words() -> list[str]:
@@ -65,13 +66,13 @@ def build_text_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModelWit
 
 
 def build_vae() -> AutoencoderKL:
-    """64 x 64 pixels to an 8 x 8 latent of 8 channels."""
+    """64 x 64 pixels to a 16 x 16 latent of 6 channels."""
     return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        block_out_channels=(8, 16, 32, 64),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(8, 16, 32),
         layers_per_block=1,
-        latent_channels=8,
+        latent_channels=LATENT_CHANNELS,
         norm_num_groups=2,
         sample_size=SIZE,
         mid_block_add_attention=False,
@@ -84,19 +85,19 @@ def build_vae() -> AutoencoderKL:
 
 
 def build_transformer() -> SD3Transformer2DModel:
-    """16 image tokens of 2 x 2 latent pixels."""
+    """16 image tokens of 4 x 4 latent pixels."""
     return SD3Transformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=8,
-        out_channels=8,
+        sample_size=16,
+        patch_size=4,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
         num_layers=LAYERS,
         attention_head_dim=WIDTH // HEADS,
         num_attention_heads=HEADS,
         joint_attention_dim=sum(TEXT_WIDTHS),
         caption_projection_dim=WIDTH,
         pooled_projection_dim=sum(TEXT_WIDTHS),
-        pos_embed_max_size=8,
+        pos_embed_max_size=4,
     )
 
 

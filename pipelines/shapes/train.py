@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKL
 
-from pipelines.shapes.data import draw_pictures
+from pipelines.shapes.data import draw_collages, draw_pictures
 from pipelines.shapes.models import build_pipeline, build_vae
 from pipelines.shapes.state import Stage
 from pipelines.shapes.train_flow import train_flow
@@ -24,8 +24,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/shapes-generator"))
     parser.add_argument("--out", type=Path, help="where the finished pipeline goes; default FOLDER/pipeline")
     parser.add_argument("--scenes", type=int, default=40_000)
-    parser.add_argument("--vae-steps", type=int, default=2_400)
-    parser.add_argument("--flow-steps", type=int, default=6_000)
+    parser.add_argument("--collages", type=int, default=4_000)
+    parser.add_argument("--vae-steps", type=int, default=1_800)
+    parser.add_argument("--flow-steps", type=int, default=4_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=250)
     options = parser.parse_args()
@@ -34,8 +35,10 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
 
     pictures = draw_pictures(options.scenes, 0, options.folder)
+    collages = draw_collages(options.collages, 0, options.folder)
     vae = build_vae()
-    train_vae(vae, pictures, Stage("vae", options.folder, options.vae_steps, 16, 2e-3, save_every=options.save_every))
+    stage = Stage("vae", options.folder, options.vae_steps, 32, 4e-3, save_every=options.save_every)
+    train_vae(vae, collages, pictures, stage)
     vae.eval().requires_grad_(False)
 
     pipeline = build_pipeline(vae)

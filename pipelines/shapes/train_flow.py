@@ -24,7 +24,7 @@ class FlowModel(nn.Module):
         self.text_encoder_2 = pipeline.text_encoder_2
 
     def forward(self, latents: Tensor, tokens: Tensor, sigma: Tensor) -> Tensor:
-        """Velocity [B, 8, 8, 8] at noise levels sigma [B] for token ids [B, L]."""
+        """Velocity [B, 6, 16, 16] at noise levels sigma [B] for token ids [B, L]."""
         first = self.text_encoder(tokens, output_hidden_states=True)
         second = self.text_encoder_2(tokens, output_hidden_states=True)
         return self.transformer(

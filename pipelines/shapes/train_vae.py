@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
+from mmrubric.shapes.world import SIZE
 from pipelines.shapes.data import Pictures
 from pipelines.shapes.state import Stage
 
+CROP = 32
+"""Side of the training crops, in pixels."""
 KL_WEIGHT = 1e-4
 """Small: the latent stays smooth without losing the colour and the edges of small shapes."""
 
@@ -27,21 +31,23 @@ def vae_loss(vae: AutoencoderKL, images: Tensor) -> Tensor:
     return error.abs().mean() + 2 * error.square().mean() + KL_WEIGHT * kl
 
 
-def train_vae(vae: AutoencoderKL, pictures: Pictures, stage: Stage) -> None:
-    """Train to the end of the stage, going on where it stopped; then set the scale of the latent."""
-    data = torch.from_numpy(pictures.pixels)
+def train_vae(vae: AutoencoderKL, collages: np.ndarray, pictures: Pictures, stage: Stage) -> None:
+    """Train to the end of the stage on crops, going on where it stopped; then set the scale of the latent."""
+    scenes = torch.from_numpy(pictures.pixels[: len(collages)])
+    data = torch.cat([torch.from_numpy(collages), scenes])
 
     def step(generator: torch.Generator) -> Tensor:
         rows = torch.randint(len(data), (stage.batch,), generator=generator)
-        return vae_loss(vae, to_model(data[rows]))
+        top, left = (8 * torch.randint((SIZE - CROP) // 8 + 1, (2,), generator=generator)).tolist()
+        return vae_loss(vae, to_model(data[rows, top : top + CROP, left : left + CROP]))
 
     stage.run(vae, step)
-    set_latent_scale(vae, data[:2048])
+    set_latent_scale(vae, scenes[:2048])
 
 
 @torch.no_grad()
 def encode(vae: AutoencoderKL, pixels: Tensor, batch: int = 256) -> Tensor:
-    """Scaled latent means, float16 [N, 8, 8, 8]."""
+    """Scaled latent means, float16 [N, 6, 16, 16]."""
     shift, scale = vae.config["shift_factor"], vae.config["scaling_factor"]
     means = [vae.encode(to_model(part)).latent_dist.mean for part in pixels.split(batch)]  # pyright: ignore[reportAttributeAccessIssue]
     return torch.cat([((mean - shift) * scale).half() for mean in means])

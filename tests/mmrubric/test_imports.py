@@ -9,7 +9,6 @@ import pytest
 
 import mmrubric
 
-
 HEAVY = {"torch", "transformers", "diffusers", "accelerate"}
 
 

@@ -72,7 +72,7 @@ def test_areas_of_shapes_follow_their_outline():
     for shape, area in {"circle": 314, "triangle": 220, "cross": 226}.items():
         pixels = render(Scene("black", (Item(shape, "yellow", 32, 32, 10),))).astype(float)
         share = (pixels[..., 0] - BACKGROUNDS["black"][0]) / (COLOURS["yellow"][0] - BACKGROUNDS["black"][0])
-        assert share.sum() == pytest.approx(area, rel=0.03)
+        assert share.sum() == pytest.approx(area, rel=0.05)
 
 
 def test_word_is_drawn_in_its_colour_only():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -176,15 +177,29 @@ def writer(path, name, count):
     )
 
 
+def fill(path, name, barrier):
+    # All processes make the file at the same moment, then write the same and different keys.
+    barrier.wait()
+    with Store(path) as store:
+        for i in range(20):
+            store.put(f"{name}-{i}", [verdict()])
+            store.put(f"shared-{i}", [verdict(name / 10)])
+
+
 @pytest.mark.processes
 def test_several_processes_share_one_file(tmp_path):
-    path = tmp_path / "v.db"
-    workers = [writer(path, name, 30) for name in "abc"]
-    for worker in workers:
-        worker.communicate()
-        assert worker.returncode == 0
-    with Store(path) as store:
-        assert len(store) == 3 * 30 + 30
+    context = multiprocessing.get_context("fork")
+    for round in range(3):
+        path = tmp_path / f"{round}.db"
+        barrier = context.Barrier(5)
+        workers = [context.Process(target=fill, args=(path, name, barrier)) for name in range(5)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert [worker.exitcode for worker in workers] == [0] * 5
+        with Store(path) as store:
+            assert len(store) == 5 * 20 + 20
 
 
 @pytest.mark.processes

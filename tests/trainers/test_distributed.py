@@ -54,9 +54,9 @@ def test_canonical_order_and_rows_that_come_twice():
 
 
 def test_checksum_sees_changes_and_exchanged_tensors():
-    a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0])
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([4.0])
     base = param_checksum([a, b])
-    assert base == 1 * 3 + 5 + 2 * 3 + 9
+    assert base == 1 * 3 + 5 + 2 * 4 + 16
     assert param_checksum([a + torch.tensor([0.0, 1e-6]), b]) != base and param_checksum([b, a]) != base
 
 
@@ -110,8 +110,10 @@ apart = model.module.weight.grad.tolist()
 model(torch.full((1, 2), 1.0 + dist.rank)).sum().backward()
 result = {
     "rank": dist.rank, "rows": dist.gather_rows(mine, key=lambda r: r[:2]), "metrics": means.reduce(dist),
-    "same": dist.checksum_spread([torch.ones(3)]), "apart": dist.checksum_spread([torch.ones(3) * (1 + dist.rank)]),
-    "sum": dist.sum(dist.rank + 1), "max": dist.max(dist.rank), "no_sync": apart, "synced": model.module.weight.grad.tolist(),
+    "same": dist.checksum_spread([torch.ones(3)]),
+    "apart": dist.checksum_spread([torch.ones(3) * (1 + dist.rank)]),
+    "sum": dist.sum(dist.rank + 1), "max": dist.max(dist.rank),
+    "no_sync": apart, "synced": model.module.weight.grad.tolist(),
 }
 dist.barrier()
 with open(f"{sys.argv[1]}/{dist.rank}.json", "w") as file:
@@ -140,6 +142,6 @@ def test_two_gloo_ranks_see_the_same(tmp_path):
     # sums: 3 + 3 on rank 0; 6 + 12 on rank 1
     assert zero["same"] == 0 and zero["apart"] == 12
     assert zero["sum"] == 3 and zero["max"] == 1
-    # without sync each rank keeps its own gradient (1 and 2); with it both hold the mean of the accumulated (2 and 4)
+    # Without sync each rank keeps its own gradient, 1 and 2; with it both hold the mean of the sums 2 and 4.
     np.testing.assert_allclose([own, other], [[[1, 1]], [[2, 2]]])
     np.testing.assert_allclose(zero["synced"], [[3, 3]])

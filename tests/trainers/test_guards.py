@@ -174,8 +174,8 @@ def run_toy(clip: float, lr: float, steps: int = 60) -> tuple[list[float], set[s
 
 
 def test_tf19_collapse_fires_the_guards():
-    # A wide clip and a large rate: up at first, then past the optimum and about. Going straight to the optimum
-    # costs a KL of 1.5^2 / (2 * .3^2) = 12.5, below the limit of 15: the small clip and rate stay quiet.
+    # A wide clip and a large rate: up at first, then past the optimum and about. Going straight to the
+    # optimum costs a KL of 1.5^2 / (2 * .3^2) = 12.5, below the limit: the small clip and rate stay quiet.
     rewards, fired = run_toy(clip=0.9, lr=40.0)
     assert max(rewards) > rewards[0] + 2 and min(rewards[rewards.index(max(rewards)) :]) < max(rewards) - 1
     assert fired == {"reward_drop", "kl", "ema_distance", "high_freq"}

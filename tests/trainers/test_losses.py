@@ -39,7 +39,7 @@ def test_rpo_at_ratio_one_is_minus_the_mean_advantage():
 
 
 def test_clip_stops_a_good_action_from_running_away_and_a_bad_one_from_vanishing():
-    # A = 1, rho = 1.5: max(-1.5, -1.2) = -1.2. A = -.1, rho = .5: max(.05, .08) = .08. Both sit on the clipped branch.
+    # A = 1, rho = 1.5: max(-1.5, -1.2) = -1.2. A = -.1, rho = .5: max(.05, .08) = .08. Both are clipped.
     out, gradient = clip_at([math.log(1.5), math.log(0.5)], [1.0, -0.1], clip=0.2)
     assert out.loss.tolist() == pytest.approx([-1.2, 0.08], abs=1e-12)
     assert gradient.tolist() == [0, 0]
@@ -47,7 +47,8 @@ def test_clip_stops_a_good_action_from_running_away_and_a_bad_one_from_vanishing
 
 
 def test_the_unclipped_side_keeps_its_gradient():
-    # A = 1, rho = .5: max(-.5, -.8) = -.5, gradient -A rho = -.5. A = -1, rho = 1.5: max(1.5, 1.2) = 1.5, gradient 1.5
+    # A = 1, rho = .5: max(-.5, -.8) = -.5, gradient -A rho = -.5.
+    # A = -1, rho = 1.5: max(1.5, 1.2) = 1.5, gradient 1.5.
     out, gradient = clip_at([math.log(0.5), math.log(1.5)], [1.0, -1.0], clip=0.2)
     assert out.loss.tolist() == pytest.approx([-0.5, 1.5], abs=1e-12)
     assert gradient.tolist() == pytest.approx([-0.5, 1.5], abs=1e-12)
@@ -55,7 +56,8 @@ def test_the_unclipped_side_keeps_its_gradient():
 
 
 def test_a_higher_upper_clip_acts_on_that_side_only():
-    # clip .2, clip_high .4, A = 1: rho = 1.3 is inside (-1.3); rho = 1.5 gives -1.4. A = -1, rho = .5: max(.5, .8) = .8
+    # clip .2, clip_high .4, A = 1: rho = 1.3 is inside (-1.3); rho = 1.5 gives -1.4.
+    # A = -1, rho = .5: max(.5, .8) = .8.
     out, gradient = clip_at(
         [math.log(1.3), math.log(1.5), math.log(0.5)], [1.0, 1.0, -1.0], clip=0.2, clip_high=0.4
     )
@@ -116,7 +118,7 @@ def test_half_precision_inputs_are_computed_in_float32(dtype):
 
 
 def mixed_steps(noise: str, level: float) -> tuple[StepOut, Batch, torch.Tensor, torch.Tensor]:
-    """Items at different steps of one schedule, through the real step kernel: replay, batch, noise, mean gap."""
+    """Items at different steps, through the real step kernel: replay, batch, noise, gap of the means."""
     generator = torch.Generator().manual_seed(3)
     levels = flow.sigmas(8, shift=3.0)
     table = flow.step_table(levels, noise, level, range(7))
@@ -164,7 +166,7 @@ def test_guard_gradient_equals_that_of_its_identity():
 
 
 def test_a_missing_field_is_named():
-    with pytest.raises(InputError, match="'guard' needs old_mean in the batch"):
+    with pytest.raises(InputError, match=r"'guard' needs old_mean in the batch"):
         losses.build("guard")(StepOut(), Batch(advantage=torch.ones(1), old_log_prob=torch.zeros(1)))
     with pytest.raises(InputError, match="'clip' needs log_prob in the step"):
         losses.build("clip")(StepOut(), Batch(advantage=torch.ones(1), old_log_prob=torch.zeros(1)))
@@ -179,9 +181,9 @@ def test_a_missing_field_is_named():
 def test_unknown_names_and_options_list_the_known_ones():
     with pytest.raises(InputError, match="unknown loss 'ppo'; known: clip, guard, nft"):
         losses.build("ppo")
-    with pytest.raises(InputError, match="epsilon.*known options: clip, clip_high, delta, advantage_clip"):
+    with pytest.raises(InputError, match=r"epsilon.*known options: clip, clip_high, delta, advantage_clip"):
         losses.build("clip", epsilon=0.2)
-    with pytest.raises(InputError, match="delta 1.1 must be above"):
+    with pytest.raises(InputError, match=r"delta 1.1 must be above"):
         losses.build("clip", clip=0.2, delta=1.1)
     for bad in ({"clip": 0.0}, {"clip": 1.5}, {"clip_high": -1.0}, {"clip": math.nan}):
         with pytest.raises(InputError, match="clip"):

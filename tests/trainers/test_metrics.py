@@ -26,7 +26,6 @@ from trainers.metrics import (
     default_limits,
     describe_sampler,
     group_metrics,
-    matched_modules,
     pair_metrics,
     table_metrics,
 )
@@ -71,7 +70,7 @@ def test_ranks_with_unequal_counts_join_by_counts(rows, cut):
         assert two[name] == pytest.approx(one[name], abs=1e-9, nan_ok=True)
 
 
-def test_tf37_logged_value_is_the_trained_one_with_unequal_counts():
+def test_tf37_uneven_ranks_reduce_to_the_trained_mean():
     # rank 0 trains rewards (1, 1, 1), rank 1 trains (0): mean .75. A mean of rank means would log .5.
     ranks = []
     for values in ([1.0, 1.0, 1.0], [0.0]):
@@ -146,7 +145,7 @@ def test_table_metrics_name_criteria_and_leave_unknown_out():
         Criterion(id="blur", text="it is blurred", category="realism", weight=-1.0),
     ])  # fmt: skip
     table = ScoreTable(rubric, [[1, 0, 0], [1, NAN, 1]])
-    # object: (1 + 0 + 1) / 3; realism flips: (1 + 0) / 2; pass rates 2/3 and 1/2; nobody completes; 5 of 6 known
+    # object: (1 + 0 + 1) / 3; realism flips: (1 + 0) / 2; pass rates 2/3 and 1/2; nobody completes
     result = table_metrics([table])
     assert result["reward/object_mean"] == pytest.approx(2 / 3) and result["reward/realism_mean"] == 0.5
     assert result["reward/mean_pass_rate"] == pytest.approx((2 / 3 + 1 / 2) / 2)
@@ -157,7 +156,7 @@ def test_table_metrics_name_criteria_and_leave_unknown_out():
 
 
 def test_a_judge_that_always_says_first_is_inconsistent_and_teaches_nothing():
-    # Image 1 wins in both orders: INCONSISTENT, advantages 0, zero gradient. With one order only it would teach.
+    # Image 1 wins in both orders: INCONSISTENT, advantages 0, zero gradient. One order alone would teach.
     verdict = preference.both_orders(PairVerdict.WIN_A, PairVerdict.WIN_A)
     assert pair_metrics([verdict] * 3)["judge/inconsistent_share"] == 1
     for given_verdict, moves in ((verdict, False), (PairVerdict.WIN_A, True)):
@@ -176,17 +175,6 @@ def test_pair_metrics_by_hand():
     assert result["judge/inconsistent_share"] == result["judge/tie_share"] == pytest.approx(1 / 3)
     assert result["judge/pair_failed_share"] == 0.25
     assert math.isnan(pair_metrics([])["judge/inconsistent_share"])
-
-
-def test_a_sync_that_matches_no_module_is_an_error():
-    model = torch.nn.ModuleDict({"to_q": torch.nn.Linear(2, 2), "to_k": torch.nn.Linear(2, 2)})
-    present = [name for name, _ in model.named_modules()]
-    assert matched_modules(["to_q", "to_k"], present) == 2
-    model["renamed"] = model.pop("to_q")
-    with pytest.raises(InputError, match="matched 1 of 2 modules; no counterpart for to_q"):
-        matched_modules(["to_q", "to_k"], [name for name, _ in model.named_modules()])
-    with pytest.raises(InputError, match="matched 0 of 0"):
-        matched_modules([], present)
 
 
 def test_invariants_warn_once_and_strict_ends_the_run(caplog):

@@ -162,7 +162,7 @@ def test_options_are_checked():
 
 
 def test_decay_schedules_by_hand():
-    # type1: .001 * 100 = .1, capped at .5 from step 500. type2: 0 to step 75, .0075 * 25 = .1875 at 100, cap .999
+    # type1: .001 * 100 = .1, at most .5. type2: 0 to step 75, .0075 * 25 = .1875 at 100, at most .999
     assert [schedule.build("type0")(s) for s in (0, 10, 1000)] == [0, 0, 0]
     assert [schedule.build("type1")(s) for s in (0, 100, 500, 9999)] == pytest.approx([0, 0.1, 0.5, 0.5])
     assert [schedule.build("type2")(s) for s in (0, 75, 100, 9999)] == pytest.approx([0, 0, 0.1875, 0.999])

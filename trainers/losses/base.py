@@ -39,10 +39,6 @@ class Batch:
     """[n], of the policy that sampled; mean over latent dimensions."""
     old_mean: Tensor | None = None
     """[n, ...], step mean of the policy that sampled."""
-    std: Tensor | None = None
-    """[n], standard deviation of the step, > 0."""
-    dt: Tensor | None = None
-    """[n], next sigma minus sigma, < 0."""
     state: Tensor | None = None
     """[n, ...], latents before the step."""
     action: Tensor | None = None

@@ -20,8 +20,7 @@ class ClipOptions(Options):
     """Options of `clip` and `guard`."""
 
     clip: float = Field(default=1e-4, gt=0, lt=1)
-    """Lower clip of the ratio: 1 - clip. Log-probs are means over latent dimensions, hence the small
-    values."""
+    """Lower clip of the ratio: 1 - clip. Small, because log-probs are means over latent dimensions."""
     clip_high: float | None = Field(default=None, gt=0)
     """Upper clip: 1 + clip_high; None = the same as `clip`."""
     delta: float | None = Field(default=None, gt=1)

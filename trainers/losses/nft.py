@@ -22,8 +22,7 @@ class NftOptions(Options):
     """Options of `nft`."""
 
     beta: float = Field(default=1.0, gt=0)
-    """How far the two implicit policies lie from the old one. At theta = old it does not change the
-    gradient."""
+    """Distance of the two implicit policies from the old one; no effect on the gradient at theta = old."""
     advantage_max: float = Field(default=5.0, gt=0)
     """Advantages are clipped to +- this and mapped to r in [0, 1]; also the factor of the loss."""
 
@@ -51,8 +50,7 @@ def rpo_warnings(win: float, loss: float, options: NftOptions) -> list[str]:
 
 
 def _branch(x_t: Tensor, t: Tensor, velocity: Tensor, x0: Tensor) -> Tensor:
-    """mean_dims (x0_hat - x0)^2 / w with w = max(mean_dims |x0_hat - x0|, 1e-5), float64 and without
-    gradient."""
+    """mean_dims (x0_hat - x0)^2 / w, w = max(mean_dims |x0_hat - x0|, 1e-5) in float64 without gradient."""
     error = x_t - t * velocity - x0
     with torch.no_grad():
         weight = mean_dims(error.abs().double()).clamp(min=_MIN_WEIGHT)

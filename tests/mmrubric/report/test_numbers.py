@@ -76,7 +76,7 @@ def test_rates_by_kind_leave_out_what_is_unknown():
 
 
 def test_second_reader_agreement_counts_known_verdicts_only():
-    # p: judge (1, 0) and (1, 1), second (1, 1) twice: 3 of 4 agree. q: judge (1, unknown), (0, 0): 1 of 3 agree.
+    # Second reader: 1 everywhere. p: judge (1, 0) and (1, 1), 3 of 4 agree. q: (1, unknown), (0, 0): 1 of 3.
     results = [_result("p", [1, 0], [1, 1], [1, 1]), _result("q", [1, None], [0, 0], [1, 1])]
     numbers = compute(_report(results, second_reader="s"), resamples=500)
     assert (numbers.agreement, numbers.agreement_count) == (pytest.approx(4 / 7), 7)
