@@ -152,7 +152,7 @@ class FlowPolicy:
         if record and not stochastic:
             raise InputError(
                 f"noise '{sampler.noise}' at level {sampler.level} in {sampler.steps} steps has no "
-                "stochastic step to record: use noise sde, dance or cps at a level above 0 and 2 or more steps"
+                "stochastic step to record: use noise sde, dance or cps, a level above 0 and 2 or more steps"
             )
         unique, index = distinct(prompts)
         levels = flow.sigmas(sampler.steps, sampler.shift, sampler.schedule)

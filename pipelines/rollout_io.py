@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -52,7 +53,8 @@ def load_rollout(path: str | Path) -> Rollout:
         if "rollout" not in metadata:
             raise InputError(f"{path} holds no rollout")
         head = json.loads(metadata["rollout"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        tensors: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    recorded: dict[str, Any] = {name: tensors.get(name) for name in _RECORDED}
     return Rollout(
         prompts=[Prompt(**fields) for fields in head["prompts"]],
         sample_ids=head["sample_ids"],
@@ -61,5 +63,5 @@ def load_rollout(path: str | Path) -> Rollout:
         sampler=Sampler.model_validate(head["sampler"]),
         images=tensors["images"].numpy(),
         **{name: tensors[name] for name in _ALWAYS},
-        **{name: tensors.get(name) for name in _RECORDED},
+        **recorded,
     )

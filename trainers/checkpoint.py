@@ -32,10 +32,12 @@ FORMAT = 1
 
 BENIGN = (
     "run.name", "run.output_dir", "run.steps", "run.resume", "run.save_every", "run.keep", "run.processes",
-    "run.final_model", "tracking", "eval", "guards", "judge.store", "judge.concurrency", "judge.max_failure_share",
+    "run.final_model", "tracking", "eval", "guards", "judge.store", "judge.concurrency",
+    "judge.max_failure_share",
     "rollout.batch_size", "rollout.overlap", "optim.batch_size", "model.gradient_checkpointing",
 )  # fmt: skip
-"""Settings that may differ between a checkpoint and the run that continues it: they move no trained number."""
+"""Settings that may differ between a checkpoint and the run that continues it: they move no trained
+number."""
 
 
 def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
@@ -68,10 +70,10 @@ def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
         if isinstance(node, np.ndarray):
             if node.dtype.kind in "US":
                 return {"__strings__": node.tolist()}
-            if node.dtype in (np.uint16, np.uint32, np.uint64):
-                signed = node.view(node.dtype.str.replace("u", "i"))
-                return {"__array__": keep(torch.from_numpy(signed.copy())), "dtype": node.dtype.str}
-            return {"__array__": keep(torch.from_numpy(node.copy())), "dtype": node.dtype.str}
+            kind = str(node.dtype)
+            # torch has no use for wide unsigned integers; their bits travel as signed ones.
+            plain = node.view(kind[1:]) if kind in ("uint16", "uint32", "uint64") else node
+            return {"__array__": keep(torch.from_numpy(plain.copy())), "dtype": kind}
         if isinstance(node, np.generic):
             return walk(node.item(), where)
         if isinstance(node, Mapping):
@@ -156,11 +158,15 @@ class Checkpoint:
         """
         manifest = self._json(_MANIFEST)
         if manifest.get("format") != FORMAT:
-            raise InputError(f"{self.path}: checkpoint format {manifest.get('format')!r}, this version reads {FORMAT}")
+            raise InputError(
+                f"{self.path}: checkpoint format {manifest.get('format')!r}, this version reads {FORMAT}"
+            )
         try:
             tensors = load_file(str(self.path / _TENSORS))
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{self.path / _TENSORS}: cannot be read ({error}); resume from another one") from error
+            raise InputError(
+                f"{self.path / _TENSORS}: cannot be read ({error}); resume from another one"
+            ) from error
         return unpack(tensors, self._json(_STATE))
 
     def config(self) -> dict[str, Any]:
@@ -181,7 +187,9 @@ class Checkpoint:
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError) as error:
-            raise InputError(f"{self.path / name}: cannot be read ({error}); is this a checkpoint directory?") from error
+            raise InputError(
+                f"{self.path / name}: cannot be read ({error}); is this a checkpoint directory?"
+            ) from error
 
 
 class CheckpointStore:
@@ -221,7 +229,9 @@ class CheckpointStore:
         for place in (path, path / "checkpoints"):
             if latest := CheckpointStore(place).latest():
                 return latest
-        raise InputError(f"run.resume={resume}: no checkpoint there; give 'auto', a step-... directory or a run directory")
+        raise InputError(
+            f"run.resume={resume}: no checkpoint there; give 'auto', a step-... directory or a run directory"
+        )
 
     def clean(self) -> None:
         """Remove what killed writers left behind. Call once, before the first save, on rank 0."""
@@ -263,7 +273,8 @@ class CheckpointStore:
             full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             full = full or any(text in str(error) for text in ("No space left", "File too large", "quota"))
             raise RunError(
-                f"{final}: {'the disk is full' if full else 'cannot write'} while saving step {step} ({error}). "
+                f"{final}: {'the disk is full' if full else 'cannot write'} "
+                f"while saving step {step} ({error}). "
                 f"Earlier checkpoints are intact: free some space and continue with run.resume=auto."
             ) from error
         except BaseException:
@@ -282,7 +293,9 @@ def _open(path: Path) -> Checkpoint:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         return Checkpoint(path, int(manifest["step"]), int(manifest["serial"]))
     except (OSError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path / _MANIFEST}: cannot be read ({error}); is this a checkpoint directory?") from error
+        raise InputError(
+            f"{path / _MANIFEST}: cannot be read ({error}); is this a checkpoint directory?"
+        ) from error
 
 
 def _flush(path: Path) -> None:

@@ -66,7 +66,9 @@ def warnings(config: TrainConfig) -> list[str]:
 
 def _names(config: TrainConfig) -> None:
     if not config.rubric.file and config.rubric.generator not in generators.names():
-        raise InputError(f"rubric.generator: unknown {config.rubric.generator!r}; known: {', '.join(generators.names())}")
+        raise InputError(
+            f"rubric.generator: unknown {config.rubric.generator!r}; known: {', '.join(generators.names())}"
+        )
     aggregate.build(config.reward.aggregate, **config.reward.options)
 
 
@@ -75,7 +77,9 @@ def _groups(config: TrainConfig) -> None:
     try:
         advantage.build(config.advantage.name, **advantage_options(config)).check_size(size)
     except InputError as error:
-        raise InputError(f"advantage.name={config.advantage.name} with rollout.group_size={size}: {error}") from None
+        raise InputError(
+            f"advantage.name={config.advantage.name} with rollout.group_size={size}: {error}"
+        ) from None
     if drawn is not None:
         if drawn <= size:
             raise InputError(f"rollout.oversample={drawn} must be above rollout.group_size={size}, or null")
@@ -86,14 +90,16 @@ def _shares(config: TrainConfig) -> None:
     prompts, rows = config.data.prompts_per_step, config.data.prompts_per_step * config.rollout.drawn
     if rows < config.run.processes:
         raise InputError(
-            f"run.processes={config.run.processes}, but a step has {rows} pictures (data.prompts_per_step={prompts} x "
+            f"run.processes={config.run.processes}, but a step has {rows} pictures "
+            f"(data.prompts_per_step={prompts} x "
             f"{config.rollout.drawn} samples): use fewer processes or more prompts"
         )
     if config.data.limit is not None and prompts > config.data.limit:
         raise InputError(f"data.prompts_per_step={prompts} is above data.limit={config.data.limit}")
     if config.optim.updates_per_rollout > prompts:
         raise InputError(
-            f"optim.updates_per_rollout={config.optim.updates_per_rollout} is above data.prompts_per_step={prompts}: "
+            f"optim.updates_per_rollout={config.optim.updates_per_rollout} is above "
+            f"data.prompts_per_step={prompts}: "
             "each optimizer step takes whole groups; use optim.epochs to pass over them again"
         )
 
@@ -101,7 +107,9 @@ def _shares(config: TrainConfig) -> None:
 def _noise(config: TrainConfig) -> None:
     sampler = config.rollout.sampler
     if sampler.same_noise and not sampler.stochastic:
-        raise InputError("rollout.sampler: same_noise without step noise makes all samples of a prompt the same picture")
+        raise InputError(
+            "rollout.sampler: same_noise without step noise makes all samples of a prompt the same picture"
+        )
     if sampler.window is not None:
         windows.window_start(sampler.window, sampler.steps, config.run.seed, 0)
 
@@ -114,11 +122,14 @@ def _loss(config: TrainConfig) -> None:
         decay_of(config)
         if options.levels > config.rollout.sampler.steps:
             raise InputError(
-                f"loss.levels={options.levels} is above rollout.sampler.steps={config.rollout.sampler.steps}: "
+                f"loss.levels={options.levels} is above "
+                f"rollout.sampler.steps={config.rollout.sampler.steps}: "
                 "the noise levels come from the rollout's own grid"
             )
     elif not windows.stochastic_steps(windows.at(config.rollout.sampler, config.run.seed, 0)):
-        raise InputError(f"rollout.sampler.steps={config.rollout.sampler.steps} leaves no step to train: use at least 2")
+        raise InputError(
+            f"rollout.sampler.steps={config.rollout.sampler.steps} leaves no step to train: use at least 2"
+        )
 
 
 def _evaluation(config: TrainConfig) -> None:
@@ -129,11 +140,14 @@ def _evaluation(config: TrainConfig) -> None:
             "or set eval.allow_same_judge=true (the report then says so)"
         )
     if evaluation.weights == "ema" and config.ema.decay is None:
-        raise InputError("eval.weights=ema, but ema.decay is null, so no average is kept: set ema.decay or weights=raw")
+        raise InputError(
+            "eval.weights=ema, but ema.decay is null, so no average is kept: set ema.decay or weights=raw"
+        )
 
 
 def _effects(config: TrainConfig) -> None:
-    """A setting without effect is an error: every accepted option acts. Values equal to the default may be written."""
+    """A setting without effect is an error: every accepted option acts. Values equal to the default may be
+    written."""
     idle: list[tuple[str, str]] = []
 
     def unless(acts: bool, section: str, keys: str, needed: str) -> None:
@@ -146,7 +160,12 @@ def _effects(config: TrainConfig) -> None:
     unless(nft, "loss", "levels old_schedule old_decay sample_with", "loss.name=nft")
     unless(not nft, "loss", "old_log_prob", "loss.name=clip or guard")
     unless(config.model.tune == "lora", "model", "lora", "model.tune=lora")
-    unless(config.rollout.oversample is not None, "rollout", "best rescue_variance stats_over", "rollout.oversample")
+    unless(
+        config.rollout.oversample is not None,
+        "rollout",
+        "best rescue_variance stats_over",
+        "rollout.oversample",
+    )
     unless(config.ema.decay is not None, "ema", "every", "ema.decay")
     unless(config.rubric.file is None, "rubric", "options", "rubric.generator, without rubric.file")
     unless(config.tracking.images_every > 0, "tracking", "images", "tracking.images_every")

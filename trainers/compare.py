@@ -43,9 +43,9 @@ class CompareConfig(Config):
     """Rows: a name, and the settings it changes."""
     losses: dict[str, list[str]]
     """Columns: a name, and the settings it changes."""
-    seeds: list[int] = Field([0, 1, 2], min_length=1)
+    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
     """Seeds of each cell."""
-    images: int = Field(3200, ge=1)
+    images: int = Field(default=3200, ge=1)
     """Judged training images of a cell; run.steps follows from it."""
 
 
@@ -68,14 +68,21 @@ class Cell:
     stopped: str = ""
 
 
-def cell_config(config: CompareConfig, folder: Path, output: Path, advantage: str, loss: str, seed: int) -> TrainConfig:
+def cell_config(
+    config: CompareConfig, folder: Path, output: Path, advantage: str, loss: str, seed: int
+) -> TrainConfig:
     """The settings of a cell; its number of steps spends the budget of images.
 
     Raises:
         InputError: a name or setting is wrong; the message names the cell.
     """
     changes = [*config.losses[loss], *config.advantages[advantage]]
-    fixed = [f"run.name={advantage}-{loss}-{seed}", f"run.output_dir={output}", f"run.seed={seed}", "run.resume=auto"]
+    fixed = [
+        f"run.name={advantage}-{loss}-{seed}",
+        f"run.output_dir={output}",
+        f"run.seed={seed}",
+        "run.resume=auto",
+    ]
     try:
         made = load_config(TrainConfig, folder / config.base, [*changes, *fixed, "tracking.progress=false"])
     except InputError as error:
@@ -95,7 +102,9 @@ def run_cell(config: TrainConfig, advantage: str, loss: str) -> Cell:
     with session(), Trainer(config, parts.build(config, judge=judge, eval_judge=eval_judge)) as trainer:
         if "before" not in known:
             if trainer.done:
-                raise InputError(f"{config.run.directory}: the evaluation before training is lost; delete the directory")
+                raise InputError(
+                    f"{config.run.directory}: the evaluation before training is lost; delete the directory"
+                )
             first = trainer.evaluate()
             known = {"before": [first.mean_pass_rate, first.strict_completion], "seconds": {}}
             _write(notes, known)
@@ -109,18 +118,26 @@ def run_cell(config: TrainConfig, advantage: str, loss: str) -> Cell:
                 trainer.save()
         last = trainer.evaluate()
         return Cell(
-            advantage, loss, config.run.seed, trainer.done,
-            trainer.done * config.data.prompts_per_step * config.rollout.drawn,
-            *known["before"], last.mean_pass_rate, last.strict_completion, last.unknown_share,
-            math.fsum(known["seconds"].values()), trainer.stopped,
-        )  # fmt: skip
+            advantage=advantage,
+            loss=loss,
+            seed=config.run.seed,
+            steps=trainer.done,
+            judged_images=trainer.done * config.data.prompts_per_step * config.rollout.drawn,
+            before_mean_pass_rate=known["before"][0],
+            before_strict_completion=known["before"][1],
+            mean_pass_rate=last.mean_pass_rate,
+            strict_completion=last.strict_completion,
+            unknown_share=last.unknown_share,
+            seconds=math.fsum(known["seconds"].values()),
+            stopped=trainer.stopped,
+        )
 
 
 def table(cells: Sequence[Cell]) -> str:
     """Markdown: mean over seeds with the spread, per advantage and loss."""
     names = list(dict.fromkeys((cell.advantage, cell.loss) for cell in cells))
     lines = [
-        "| advantage | loss | mean pass rate | strict completion | change of strict completion | seconds | seeds |",
+        "| advantage | loss | mean pass rate | strict completion | change of the latter | seconds | seeds |",
         "|---|---|---|---|---|---|---|",
     ]
     if cells:
@@ -144,7 +161,11 @@ def _spread(values: Sequence[float], sign: bool = False) -> str:
     """Mean and, with several seeds, the range, in percent."""
     plus = "+" if sign else ""
     mean = f"{100 * np.mean(values):{plus}.1f}"
-    return mean if len(values) < 2 else f"{mean} ({100 * min(values):{plus}.1f} to {100 * max(values):{plus}.1f})"
+    return (
+        mean
+        if len(values) < 2
+        else f"{mean} ({100 * min(values):{plus}.1f} to {100 * max(values):{plus}.1f})"
+    )
 
 
 def _write(path: Path, data: Any) -> None:
@@ -154,10 +175,12 @@ def _write(path: Path, data: Any) -> None:
 
 
 def main(
-    config: Annotated[Path, typer.Option(help="YAML of the comparison.")] = Path("configs/shapes/compare.yaml"),
-    output: Annotated[Path, typer.Option(help="Directory of the runs and of table.md and table.json.")] = Path(
-        "runs/compare"
+    config: Annotated[Path, typer.Option(help="YAML of the comparison.")] = Path(
+        "configs/shapes/compare.yaml"
     ),
+    output: Annotated[
+        Path, typer.Option(help="Directory of the runs and of table.md and table.json.")
+    ] = Path("runs/compare"),
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as key=value.")] = None,
     cell: Annotated[str | None, typer.Option(help="Only this cell, as advantage,loss,seed.")] = None,
 ) -> None:
@@ -182,7 +205,11 @@ def main(
 
 
 def run(
-    path: Path, output: Path, overrides: Sequence[str] = (), cell: str | None = None, console: Console | None = None
+    path: Path,
+    output: Path,
+    overrides: Sequence[str] = (),
+    cell: str | None = None,
+    console: Console | None = None,
 ) -> int:
     """Run the cells that are not finished, each in a process of its own, then write the table."""
     config, console = load_config(CompareConfig, path, overrides), console or Console(stderr=True)
@@ -202,7 +229,9 @@ def run(
         command = [sys.executable, "-m", "trainers.compare", "--config", str(path), "--output", str(output)]
         done = subprocess.run([*command, "--cell", name, *overrides], check=False)
         if done.returncode:
-            raise RunError(f"cell {name} ended with code {done.returncode}; the same command goes on from here")
+            raise RunError(
+                f"cell {name} ended with code {done.returncode}; the same command goes on from here"
+            )
     cells = [Cell(**json.loads(_result(output, key).read_text())) for key in wanted]
     _write(output / "table.json", [asdict(item) for item in cells])
     (output / "table.md").write_text(table(cells))
@@ -218,7 +247,9 @@ def _key(text: str, wanted: Sequence[tuple[str, str, int]]) -> tuple[str, str, i
     for key in wanted:
         if ",".join(map(str, key)) == text:
             return key
-    raise InputError(f"--cell {text}: no such cell; known: {'; '.join(','.join(map(str, k)) for k in wanted)}")
+    raise InputError(
+        f"--cell {text}: no such cell; known: {'; '.join(','.join(map(str, k)) for k in wanted)}"
+    )
 
 
 if __name__ == "__main__":

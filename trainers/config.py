@@ -26,15 +26,15 @@ class RunSection(Section):
     """Where runs are written."""
     seed: int = 0
     """Decides prompts, initial noise, path noise, pairs and permutations."""
-    steps: int = Field(50, ge=0)
+    steps: int = Field(default=50, ge=0)
     """Rollouts to train on; a fixed number, never a clock."""
-    processes: int = Field(1, ge=1)
+    processes: int = Field(default=1, ge=1)
     """Ranks that must start. Fewer is an error, never a silent single process."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """CPU threads of torch per process. null leaves torch's own choice; 1 per rank when ranks share cores."""
-    save_every: int = Field(0, ge=0)
+    save_every: int = Field(default=0, ge=0)
     """Steps between checkpoints; one more is written at the end. 0: only at the end."""
-    keep: int = Field(2, ge=1)
+    keep: int = Field(default=2, ge=1)
     """Newest checkpoints that stay on the disk."""
     resume: str | None = None
     """null starts anew, 'auto' continues the newest checkpoint if there is one, else a path."""
@@ -67,9 +67,9 @@ class ModelSection(Section):
 class DataSection(Section):
     prompts: str = "shapes:train"
     """'shapes:train', 'shapes:heldout', or a .txt (one prompt a line) or .jsonl file of prompts."""
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(default=None, ge=1)
     """Take only the first so many prompts."""
-    prompts_per_step: int = Field(16, ge=1)
+    prompts_per_step: int = Field(default=16, ge=1)
     """Groups per rollout, over all ranks."""
     shuffle: bool = True
     """A new order of the prompts in each epoch, from the run's seed."""
@@ -78,35 +78,37 @@ class DataSection(Section):
 class RubricSection(Section):
     generator: str = "shapes"
     """Name in mmrubric.generators."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Options of the generator."""
     file: str | None = None
-    """Rubrics written before (.jsonl), by prompt; prompts without one are an error. Then the generator is not used."""
+    """Rubrics written before (.jsonl), by prompt; prompts without one are an error. Then the generator is
+    not used."""
 
 
 class JudgeSection(Section):
     name: str = "shapes"
     """Name in the judges registry."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Options of the judge."""
     store: str | None = None
     """SQLite file of verdicts; a picture judged before is not judged again."""
-    max_failure_share: float = Field(0.2, ge=0, le=1)
+    max_failure_share: float = Field(default=0.2, ge=0, le=1)
     """The run stops when more of a step's verdicts are judge failures, after retries."""
 
 
 class RolloutSection(Section):
-    group_size: int = Field(2, ge=1)
+    group_size: int = Field(default=2, ge=1)
     """Samples per prompt that are trained on."""
-    oversample: int | None = Field(None, ge=2)
+    oversample: int | None = Field(default=None, ge=2)
     """Samples drawn per prompt, of which `group_size` are kept (RubricRL). null: group_size."""
-    best: int = Field(0, ge=0)
+    best: int = Field(default=0, ge=0)
     """Of the kept samples, how many are the best; the rest are drawn at random from the others."""
     rescue_variance: bool = True
-    """With oversampling: if the kept samples are all alike and the drawn ones are not, keep the worst as well."""
+    """With oversampling: if the kept samples are all alike and the drawn ones are not, keep the worst as
+    well."""
     stats_over: Literal["selected", "all"] = "selected"
     """With oversampling: whose mean and deviation the advantages use."""
-    batch_size: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
     """Rows sampled at once on a rank. null: all of them."""
     overlap: bool = True
     """Judge one batch while the next one samples."""
@@ -122,15 +124,16 @@ class RolloutSection(Section):
 class RewardSection(Section):
     aggregate: str = "mean"
     """Name in mmrubric.aggregate."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Options of the aggregator: dependencies, gates, min_coverage and its own."""
 
 
 class AdvantageSection(Section):
     name: str = "rpo"
     """Name in mmrubric.advantage: 'grpo', 'rpo'."""
-    options: dict[str, Any] = {}
-    """Options of the advantage. grpo: scale, ddof, eps, clamp, ...; rpo: win, loss (+1 and -0.1; +1 and -1 with nft),
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the advantage. grpo: scale, ddof, eps, clamp, ...; rpo: win, loss (+1 and -0.1; +1 and -1
+    with nft),
     pairing, margin, dependencies, ..."""
     permute_within_groups: bool = False
     """Control experiment: verdicts change places at random within each group, so nothing can be learned."""
@@ -139,18 +142,19 @@ class AdvantageSection(Section):
 class LossSection(Section):
     name: str = "nft"
     """Name in trainers.losses: 'clip', 'guard', 'nft'."""
-    options: dict[str, Any] = {}
-    """Options of the loss. clip, guard: clip, clip_high, delta, advantage_clip; nft: beta, advantage_max (1 with rpo)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the loss. clip, guard: clip, clip_high, delta, advantage_clip; nft: beta, advantage_max (1
+    with rpo)."""
     kl: Literal["mu_no_dt", "gaussian", "velocity", "sample"] | None = None
     """Which KL (field names); null takes velocity with nft and mu_no_dt otherwise."""
-    kl_coefficient: float = Field(0.0, ge=0)
+    kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference; 0 does not run the reference at all."""
-    levels: int = Field(4, ge=1)
+    levels: int = Field(default=4, ge=1)
     """nft: noise levels per image, drawn from the rollout's own grid."""
     old_schedule: Literal["type0", "type1", "type2", "constant"] = "type1"
     """nft: decay d of v_old <- d v_old + (1 - d) v: 0; min(0.001 step, 0.5); 0 up to step 75, then rising; or
     `old_decay`."""
-    old_decay: float | None = Field(None, ge=0, lt=1)
+    old_decay: float | None = Field(default=None, ge=0, lt=1)
     """nft: d of old_schedule=constant."""
     sample_with: Literal["old", "trained"] = "old"
     """nft: the weights that draw the training samples (the paper: the old policy)."""
@@ -162,43 +166,43 @@ class LossSection(Section):
 
 
 class OptimSection(Section):
-    lr: float = Field(1e-4, gt=0)
+    lr: float = Field(default=1e-4, gt=0)
     """Learning rate of AdamW."""
-    warmup: int = Field(0, ge=0)
+    warmup: int = Field(default=0, ge=0)
     """Optimizer steps over which the rate rises from 0."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """AdamW."""
-    weight_decay: float = Field(1e-4, ge=0)
+    weight_decay: float = Field(default=1e-4, ge=0)
     """AdamW."""
-    grad_clip: float | None = Field(1.0, gt=0)
+    grad_clip: float | None = Field(default=1.0, gt=0)
     """Largest gradient norm; null does not clip."""
-    batch_size: int = Field(8, ge=1)
+    batch_size: int = Field(default=8, ge=1)
     """(row, step) items per forward and backward on a rank. Gradients accumulate to one optimizer step."""
-    updates_per_rollout: int = Field(1, ge=1)
+    updates_per_rollout: int = Field(default=1, ge=1)
     """Optimizer steps that share out a rollout's groups. With 1 (and epochs 1) the ratio is always 1."""
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over each rollout."""
 
 
 class EmaSection(Section):
-    decay: float | None = Field(None, ge=0, lt=1)
+    decay: float | None = Field(default=None, ge=0, lt=1)
     """Averaged weights: ema <- decay ema + (1 - decay) w. null keeps none."""
-    every: int = Field(1, ge=1)
+    every: int = Field(default=1, ge=1)
     """Rollouts between updates of the average."""
 
 
 class EvalSection(Section):
     prompts: str = "shapes:heldout"
     """Held-out prompts, as data.prompts. Never used to choose a checkpoint."""
-    limit: int | None = Field(64, ge=1)
+    limit: int | None = Field(default=64, ge=1)
     """Take only the first so many."""
-    samples: int = Field(1, ge=1)
+    samples: int = Field(default=1, ge=1)
     """Pictures per prompt."""
-    every: int = Field(0, ge=0)
+    every: int = Field(default=0, ge=0)
     """Steps between evaluations; before the first and after the last step as well. 0: none."""
-    batch_size: int = Field(32, ge=1)
+    batch_size: int = Field(default=32, ge=1)
     """Pictures sampled at once on a rank; its own setting, whatever the training uses."""
     seed: int = 0
     """Noise of the evaluation, a function of (seed, prompt id, sample)."""
@@ -210,7 +214,7 @@ class EvalSection(Section):
     """null: the training judge, which needs allow_same_judge."""
     allow_same_judge: bool = False
     """Let the judge that trains evaluate. The report says so."""
-    max_failure_share: float = Field(0.05, ge=0, le=1)
+    max_failure_share: float = Field(default=0.05, ge=0, le=1)
     """An evaluation with more judge failures is an error."""
 
 
@@ -219,9 +223,9 @@ class TrackingSection(Section):
     """Trackers besides metrics.jsonl, which is always written."""
     project: str = "mmrubric"
     """Project name of the trackers."""
-    images_every: int = Field(0, ge=0)
+    images_every: int = Field(default=0, ge=0)
     """Steps between saved picture grids; 0: none."""
-    images: int = Field(16, ge=1)
+    images: int = Field(default=16, ge=1)
     """Pictures in a grid."""
     progress: bool = True
     """Show the progress bar."""

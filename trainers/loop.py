@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """One training run. Use as a context manager: leaving it ends judges, trackers and files.
 
-    `run(n)` makes n steps, so that a schedule may change prompts, rubrics or aggregator in between; `snapshot()` and
+    `run(n)` makes n steps, so that a schedule may change prompts, rubrics or aggregator in between;
+    `snapshot()` and
     `restore()` hold everything that the next step depends on.
 
     Args:
@@ -58,7 +59,9 @@ class Trainer:
         self.prompts = PromptSampler(
             made.prompts, config.data.prompts_per_step, config.run.seed, config.data.shuffle
         )
-        self.shard = split_rows(config.data.prompts_per_step, config.rollout.drawn, self.dist.world)[self.dist.rank]
+        self.shard = split_rows(config.data.prompts_per_step, config.rollout.drawn, self.dist.world)[
+            self.dist.rank
+        ]
         self.aggregator = aggregate.build(config.reward.aggregate, **config.reward.options)
         self.advantage = advantage.build(config.advantage.name, **checks.advantage_options(config))
         self.loss, self.kl, self.decay = checks.loss_of(config), checks.kl_of(config), checks.decay_of(config)
@@ -78,10 +81,9 @@ class Trainer:
             self.restore(self._start.load())
         self._open(made)
 
-    # -- the loop -----------------------------------------------------------------------------------------------
-
     def run(self, n: int | None = None) -> int:
-        """Make n more steps (None = up to run.steps) and write the last checkpoint; returns the finished steps."""
+        """Make n more steps (None = up to run.steps) and write the last checkpoint; returns the finished
+        steps."""
         last = self.config.run.steps if n is None else self.done + n
         if self.config.eval.every and self.done == 0:
             self.evaluate()
@@ -112,7 +114,9 @@ class Trainer:
         judged = rollouts.gather(sampled, self.dist)
         waited_in = time.perf_counter() - began - sampled_in
         failed = check_failures(
-            [verdict for row in judged for verdict in row.verdicts], config.judge.max_failure_share, f"step {step}"
+            [verdict for row in judged for verdict in row.verdicts],
+            config.judge.max_failure_share,
+            f"step {step}",
         )
 
         permute = (config.run.seed, step) if config.advantage.permute_within_groups else None
@@ -131,14 +135,19 @@ class Trainer:
             self.aggregator.end_epoch()
         self.done += 1
 
-        seconds = {"time/sample": sampled_in, "time/judge_wait": waited_in, "time/step": time.perf_counter() - began}
+        seconds = {
+            "time/sample": sampled_in,
+            "time/judge_wait": waited_in,
+            "time/step": time.perf_counter() - began,
+        }
         metrics = self._measure(sampled, groups, stats, prompts) | seconds | {"judge/fail_rate": failed}
         metrics["time/images_per_second"] = len(judged) / seconds["time/step"]
         self._log(step, metrics, judged, groups, sampled)
         return metrics
 
     def evaluate(self, keep_images: bool = False) -> EvalResult:
-        """Evaluate on the held-out prompts with the deployed sampler. It changes nothing and chooses nothing."""
+        """Evaluate on the held-out prompts with the deployed sampler. It changes nothing and chooses
+        nothing."""
         options = self.config.eval
         if self.heldout is None or self.eval_rubrics is None or self.eval_worker is None:
             raise InputError("eval.every=0: this run was set up without an evaluation")
@@ -159,10 +168,11 @@ class Trainer:
         self.policy.version += 1
         if self.loss.kind == "forward":
             self.policy.update_old(self.decay(step))
-        if self.config.ema.decay is not None and self.done % self.config.ema.every == self.config.ema.every - 1:
+        if (
+            self.config.ema.decay is not None
+            and self.done % self.config.ema.every == self.config.ema.every - 1
+        ):
             self.policy.update_ema(self.config.ema.decay)
-
-    # -- state --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that the next step depends on. A collective."""
@@ -232,12 +242,11 @@ class Trainer:
             found.check(self.config.model_dump(mode="json"))
         elif self.config.run.resume is None and self.checkpoints.latest() is not None:
             raise InputError(
-                f"{self.checkpoints.directory} holds checkpoints of an earlier run: continue it with run.resume=auto, "
+                f"{self.checkpoints.directory} holds checkpoints of an earlier run: "
+                f"continue it with run.resume=auto, "
                 "or choose another run.name"
             )
         return found
-
-    # -- numbers ------------------------------------------------------------------------------------------------
 
     def _sampled_at(self) -> int:
         """Rows per forward of the rollout, 0 if they varied."""
@@ -295,14 +304,17 @@ class Trainer:
     ) -> None:
         self.invariants.check(step, metrics)
         if self.record is not None:
-            rewards = {id: r for group in groups for id, r in zip(group.table.sample_ids, group.rewards, strict=True)}
+            rewards = {
+                id: r for group in groups for id, r in zip(group.table.sample_ids, group.rewards, strict=True)
+            }
             rubrics = [group.table.rubric for group in groups]
             hashes, ids = [rubric.hash for rubric in rubrics], self.prompts.at(step)
             self.record.append(
                 [
                     SampleRow(
                         step=step, prompt_id=self.prompts.prompts.prompts[ids[row.prompt_row]].id,
-                        prompt_row=row.prompt_row, rubric_hash=hashes[row.prompt_row], sample_id=row.sample_id,
+                        prompt_row=row.prompt_row, rubric_hash=hashes[row.prompt_row],
+                        sample_id=row.sample_id,
                         sample_hash=row.image_hash, judge_id=self.worker.judge.id, verdicts=row.verdicts,
                         policy_version=sampled.rollout.policy_version, reward=rewards[row.sample_id],
                     )
@@ -321,8 +333,6 @@ class Trainer:
             rollout = sampled.rollout
             captions = [rollout.prompts[rollout.prompt_index[i]].text for i in shown]
             self.tracking.images(step, "rollout", rollout.images[shown], captions)
-
-    # -- opening and closing ------------------------------------------------------------------------------------
 
     def _open(self, made: Parts) -> None:
         """Files and threads: last, so that nothing is written or started for a run that is refused."""

@@ -1,4 +1,5 @@
-"""What a run is made of, built in order of cost: everything that can be refused is refused before weights load."""
+"""What a run is made of, built in order of cost: everything that can be refused is refused before weights
+load."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class RubricBook:
         """The rubric of each prompt. A collective where some are new.
 
         Raises:
-            InputError: no generator and no rubric, the generator refuses the prompt, or the aggregator the rubric.
+            InputError: no generator and no rubric, the generator refuses the prompt, or the aggregator the
+            rubric.
         """
         new = {prompt.text: prompt for prompt in shown if prompt.text not in self._of}
         if new:
@@ -67,11 +69,15 @@ class RubricBook:
 
     def _write(self, new: list[Prompt]) -> list[Rubric]:
         if self.generator is None:
-            raise InputError(f"rubric.file holds no rubric for the prompt {new[0].text!r} (and {len(new) - 1} more)")
+            raise InputError(
+                f"rubric.file holds no rubric for the prompt {new[0].text!r} (and {len(new) - 1} more)"
+            )
         written: list[Any] = [None, None]
         if self.main:
             try:
-                written[0] = [self.generator.generate_sync(prompt, *prompt.sources[:1]) for prompt in new]
+                written[0] = [
+                    self.generator.generate_sync(prompt, next(iter(prompt.sources), None)) for prompt in new
+                ]
             except InputError as error:
                 written[1] = str(error)
         # Rank 0 writes for all: two calls of a language model would give two rubrics.
@@ -103,10 +109,13 @@ class RubricBook:
         for data, key in zip(state["rubrics"], state["hashes"], strict=True):
             rubric = Rubric.parse(data, "checkpoint")
             if rubric.hash != key:
-                raise InputError(f"checkpoint: the rubric of {rubric.prompt!r} is not the one that was trained with")
+                raise InputError(
+                    f"checkpoint: the rubric of {rubric.prompt!r} is not the one that was trained with"
+                )
             if (mine := self._of.get(rubric.prompt)) is not None and mine.hash != key:
                 raise InputError(
-                    f"rubric.file: the rubric of {rubric.prompt!r} changed since the checkpoint; start a new run"
+                    f"rubric.file: the rubric of {rubric.prompt!r} changed since the checkpoint; "
+                    f"start a new run"
                 )
             self._of[rubric.prompt] = rubric
 
@@ -141,7 +150,8 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     prepare_environment()
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
-    # Buffers are constants here, and a broadcast in every forward would hang ranks that sample in other numbers.
+    # Buffers are constants here, and a broadcast in every forward would hang ranks that sample in other
+    # numbers.
     kwargs = DistributedDataParallelKwargs(broadcast_buffers=False)
     trackers: list[Any] = list(config.tracking.trackers)
     return Accelerator(
@@ -176,7 +186,9 @@ def read_inputs(
     loss, kl = checks.loss_of(config), checks.kl_of(config)
     missing = (loss.outputs | kl.outputs) - FlowPolicy.provides
     if missing:
-        raise InputError(f"loss.name={loss.name} needs {', '.join(sorted(missing))}, which this policy does not provide")
+        raise InputError(
+            f"loss.name={loss.name} needs {', '.join(sorted(missing))}, which this policy does not provide"
+        )
     read_index(resolve(config.model.path))
     judge = judge or make_judge(config.judge)
     if eval_judge is None and config.eval.every:
@@ -190,7 +202,9 @@ def read_inputs(
             f"data.prompts_per_step={config.data.prompts_per_step}, but {train.name} has {len(train)} prompts"
         )
     scorer = aggregate.build(config.reward.aggregate, **config.reward.options)
-    generator = None if config.rubric.file else generators.build(config.rubric.generator, **config.rubric.options)
+    generator = (
+        None if config.rubric.file else generators.build(config.rubric.generator, **config.rubric.options)
+    )
     known = Rubric.load_many(config.rubric.file) if config.rubric.file else []
     rubrics = RubricBook(generator, known, scorer.check, main, world)
     eval_rubrics = RubricBook(generator, known, None, main, world) if heldout is not None else None
@@ -250,7 +264,11 @@ def rng_state() -> dict[str, Any]:
     """Global random states of this process. Nothing here draws from them, but a model's dropout does."""
     import random
 
-    state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state

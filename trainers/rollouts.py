@@ -1,6 +1,7 @@
 """From prompts to what each sample deserves: sample, judge, gather, aggregate, select, advantages.
 
-Only sampling and judging are spread over the ranks. Verdicts are small: they are gathered and sorted by (prompt row,
+Only sampling and judging are spread over the ranks. Verdicts are small: they are gathered and sorted by
+(prompt row,
 sample), every rank computes the same rewards and advantages in numpy, and takes its own rows.
 """
 
@@ -178,7 +179,9 @@ def tabulate(
     tables = []
     for number, rubric in enumerate(rubrics):
         rows = [row for row in judged if row.prompt_row == number]
-        table = ScoreTable.from_verdicts(rubric, [row.sample_id for row in rows], [row.verdicts for row in rows])
+        table = ScoreTable.from_verdicts(
+            rubric, [row.sample_id for row in rows], [row.verdicts for row in rows]
+        )
         if permute is not None:
             random = np.random.default_rng(seeds.derive("permute", *permute, number))
             table = ScoreTable(rubric, table.met[random.permutation(len(table))], table.sample_ids)
@@ -189,7 +192,8 @@ def tabulate(
 def reward(
     tables: Sequence[ScoreTable], prompts: Sequence[Prompt], aggregator: Aggregator, step: int, epoch: int
 ) -> list[Group]:
-    """Tables of all ranks in canonical order to groups with rewards; a stateful aggregator sees them all first."""
+    """Tables of all ranks in canonical order to groups with rewards; a stateful aggregator sees them all
+    first."""
     contexts = [Context(step=step, epoch=epoch, prompt_id=prompt.id) for prompt in prompts]
     aggregator.observe(tables, contexts)
     return [
@@ -199,7 +203,12 @@ def reward(
 
 
 def deserve(
-    groups: Sequence[Group], advantage: Advantage, options: RolloutSection, *, run_seed: int, tie_weight: float = 1.0
+    groups: Sequence[Group],
+    advantage: Advantage,
+    options: RolloutSection,
+    *,
+    run_seed: int,
+    tie_weight: float = 1.0,
 ) -> Deserved:
     """Advantages and weights of all samples, the same numbers on every rank.
 
@@ -214,7 +223,9 @@ def deserve(
     size = groups[0].size
     values, weights = np.zeros((len(groups), size)), np.zeros((len(groups), size))
     over_all = options.stats_over == "all"
-    results = advantage.compute(groups if over_all else [g.take(rows) for g, rows in zip(groups, kept, strict=True)])
+    results = advantage.compute(
+        groups if over_all else [g.take(rows) for g, rows in zip(groups, kept, strict=True)]
+    )
     for row, (rows, out) in enumerate(zip(kept, results, strict=True)):
         values[row, rows] = out.advantage[rows] if over_all else out.advantage
         weights[row, rows] = out.weight[rows] if over_all else out.weight

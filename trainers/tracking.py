@@ -1,4 +1,5 @@
-"""Where a run's numbers and pictures go: metrics.jsonl always, other trackers if asked for, and a progress bar."""
+"""Where a run's numbers and pictures go: metrics.jsonl always, other trackers if asked for, and a progress
+bar."""
 
 from __future__ import annotations
 
@@ -73,7 +74,12 @@ class Tracking:
     """
 
     def __init__(
-        self, directory: Path, options: TrackingSection, accelerator: Accelerator, config: Mapping[str, Any], total: int
+        self,
+        directory: Path,
+        options: TrackingSection,
+        accelerator: Accelerator,
+        config: Mapping[str, Any],
+        total: int,
     ) -> None:
         self.directory, self.options, self.accelerator = directory, options, accelerator
         self.main = accelerator.is_main_process
@@ -134,7 +140,9 @@ class Tracking:
             if tracker.name == "wandb":
                 import wandb  # optional
 
-                shown = [wandb.Image(image, caption=text) for image, text in zip(images, captions, strict=True)]
+                shown = [
+                    wandb.Image(image, caption=text) for image, text in zip(images, captions, strict=True)
+                ]
                 tracker.log({name: shown}, step=step)
             elif tracker.name == "tensorboard":
                 tracker.writer.add_images(name, images, step, dataformats="NHWC")

@@ -1,4 +1,5 @@
-"""`accelerate launch -m trainers.train --config configs/shapes/rpo.yaml key=value`, or `python -m trainers.train`."""
+"""`accelerate launch -m trainers.train --config configs/shapes/rpo.yaml key=value`, or `python -m
+trainers.train`."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ INTERRUPTED = 130
 
 @contextmanager
 def session() -> Iterator[None]:
-    """Ends the process group on the way out, and turns SIGTERM into an ordinary exit so that `with` blocks close."""
+    """Ends the process group on the way out, and turns SIGTERM into an ordinary exit so that `with` blocks
+    close."""
 
     def ask_to_end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -97,8 +99,12 @@ def plan(config: TrainConfig) -> dict[str, Any]:
 
 def main(
     config: Annotated[Path, typer.Option(help="YAML file, such as configs/shapes/rpo.yaml.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as section.key=value.")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Check everything that needs no weights, print the plan, end.")] = False,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings to change, as section.key=value.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Check everything that needs no weights, print the plan, end.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Align a generator by rubrics.

@@ -23,7 +23,8 @@ from trainers.metrics import Means, add_replay
 
 @dataclass
 class Items:
-    """The trained items of this rank, in the order of their micro-batches. n = rows x steps (or noise levels)."""
+    """The trained items of this rank, in the order of their micro-batches. n = rows x steps (or noise
+    levels)."""
 
     rows: Tensor
     """[n] int64, row of the rollout."""
@@ -98,7 +99,14 @@ class Updater:
         """Optimizer steps since the start of the run."""
 
     def __call__(
-        self, rollout: Rollout, advantage: np.ndarray, weight: np.ndarray, *, run_seed: int, step: int, sampled_at: int
+        self,
+        rollout: Rollout,
+        advantage: np.ndarray,
+        weight: np.ndarray,
+        *,
+        run_seed: int,
+        step: int,
+        sampled_at: int,
     ) -> UpdateStats:
         """Make the optimizer steps of one rollout. A collective: all ranks call it.
 
@@ -112,21 +120,24 @@ class Updater:
         """
         recompute = self._recompute(sampled_at)
         items, trained, live = self._items(rollout, advantage, weight, run_seed, step)
-        plans = [self._plan(items, trained & chunk, live & chunk, recompute) for chunk in self._chunks(rollout, items)]
+        exact = self.loss.kind == "replay" and not recompute and sampled_at == self.optim.batch_size
+        plans = [
+            self._plan(items, trained & chunk, live & chunk, exact) for chunk in self._chunks(rollout, items)
+        ]
         stats = UpdateStats(Means(), skipped=int((trained & ~live).sum()) if self.options.skip_zero else 0)
         self._prepare(rollout, items, plans, recompute)
         for epoch in range(self.optim.epochs):
             for plan in plans:
                 if plan.microbatches:
-                    self._accumulate(rollout, items, plan, stats.log, first_pass=epoch == 0 and stats.updates == 0)
+                    self._accumulate(
+                        rollout, items, plan, stats.log, first_pass=epoch == 0 and stats.updates == 0
+                    )
                     stats.log.add("optim/grad_norm", self._step())
                     stats.updates += 1
                     stats.forwards += sum(len(part) for part in plan.microbatches)
         stats.log.add("loss/updates_per_rollout", stats.updates)
         stats.log.add("optim/lr", self.optimizer.param_groups[0]["lr"])
         return stats
-
-    # -- which items --------------------------------------------------------------------------------------------
 
     def _items(
         self, rollout: Rollout, advantage: np.ndarray, weight: np.ndarray, run_seed: int, step: int
@@ -159,8 +170,9 @@ class Updater:
         for number in range(count):
             yield rollout.prompt_rows.cpu()[items.rows] % count == number
 
-    def _plan(self, items: Items, trained: Tensor, live: Tensor, recompute: bool) -> Plan:
-        size = self.optim.batch_size
+    def _plan(self, items: Items, trained: Tensor, live: Tensor, exact: bool) -> Plan:
+        size, item_weight = self.optim.batch_size, items.batch.weight
+        assert item_weight is not None
         mine = (live if self.options.skip_zero else trained).nonzero().flatten()
         normaliser = self.dist.sum(float(trained.sum()))
         # Without any gradient on any rank there is no step, whether or not the forwards are skipped: momentum
@@ -170,12 +182,15 @@ class Updater:
         parts, weights = [], []
         for number in range(count):
             part = mine[number * size : (number + 1) * size]
-            weight = items.batch.weight[part.to(self.device)]
-            # Recorded log-probs ask for the rollout's batch size (kernels depend on it); a rank that has run out
+            weight = item_weight[part.to(self.device)]
+            # Recorded log-probs ask for the rollout's batch size (kernels depend on it); a rank that has run
+            # out
             # of items goes on with one of weight 0, so that all ranks run the same collectives.
-            wanted = size if self.loss.kind == "replay" and not recompute else max(len(part), 1)
+            wanted = size if exact else max(len(part), 1)
             if short := wanted - len(part):
-                filler = part[:1] if len(part) else mine[:1] if len(mine) else torch.zeros(1, dtype=torch.long)
+                filler = (
+                    part[:1] if len(part) else mine[:1] if len(mine) else torch.zeros(1, dtype=torch.long)
+                )
                 part = torch.cat([part, filler.expand(short)])
                 weight = torch.cat([weight, weight.new_zeros(short)])
             parts.append(part)
@@ -186,8 +201,6 @@ class Updater:
         if self.loss.kind == "forward" or self.options.old_log_prob == "recorded":
             return False
         return self.options.old_log_prob == "recompute" or sampled_at != self.optim.batch_size
-
-    # -- what does not move during the update -------------------------------------------------------------------
 
     @torch.no_grad()
     def _prepare(self, rollout: Rollout, items: Items, plans: list[Plan], recompute: bool) -> None:
@@ -223,8 +236,6 @@ class Updater:
                         kept = value.new_zeros(len(items), *value.shape[1:])
                         setattr(items.batch, name, kept)
                     kept[part.to(kept.device)] = value
-
-    # -- the step -----------------------------------------------------------------------------------------------
 
     def _forward(self, rollout: Rollout, items: Items, part: Tensor, need: frozenset[str]) -> StepOut:
         rows = items.rows[part]
@@ -266,7 +277,9 @@ class Updater:
         if math.isfinite(norm) or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
         else:
-            raise RunError(f"the gradient norm is {norm}: the update would destroy the weights, so it was not made")
+            raise RunError(
+                f"the gradient norm is {norm}: the update would destroy the weights, so it was not made"
+            )
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.made += 1
@@ -274,7 +287,11 @@ class Updater:
 
     def state_dict(self) -> dict:
         """Optimizer, grad scaler and counter."""
-        return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict(), "made": self.made}
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "made": self.made,
+        }
 
     def load_state_dict(self, state: dict) -> None:
         """Inverse of `state_dict`."""
@@ -286,7 +303,8 @@ class Updater:
 def noise_levels(rollout: Rollout, count: int, run_seed: int, step: int) -> Tensor:
     """[B * count] noise levels, for each sample the first `count` of its own shuffle of the rollout's grid.
 
-    The order is a function of (run seed, step, prompt row, sample), never of rank. DiffusionNFT, arXiv 2509.16117.
+    The order is a function of (run seed, step, prompt row, sample), never of rank. DiffusionNFT, arXiv
+    2509.16117.
     """
     grid = rollout.sigmas[:-1]
     levels = []
@@ -299,5 +317,9 @@ def noise_levels(rollout: Rollout, count: int, run_seed: int, step: int) -> Tens
 def level_noise(rollout: Rollout, count: int, run_seed: int, step: int) -> Tensor:
     """[B * count, ...] fresh normal noise, by (run seed, step, prompt row, sample, level)."""
     keys = zip(rollout.prompt_rows.tolist(), rollout.sample_index.tolist(), strict=True)
-    rows = [seeds.derive("level noise", run_seed, step, row, sample, n) for row, sample in keys for n in range(count)]
+    rows = [
+        seeds.derive("level noise", run_seed, step, row, sample, n)
+        for row, sample in keys
+        for n in range(count)
+    ]
     return seeds.NoiseStream(rows, rollout.samples.shape[1:], rollout.samples.device).draw()

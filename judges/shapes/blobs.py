@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
+from judges.shapes.morphology import label, local_maximum, local_mean
 from mmrubric.shapes import BACKGROUNDS, COLOURS, OTHER, SHAPES, SIZE, Item, Scene, render
 
 FAINT = 40.0
@@ -62,9 +63,10 @@ STRANGERS = [
 
 @dataclass
 class Blobs:
-    """Blobs of a batch of images: `labels` int [N, 64, 64] (0 = none), the other fields have one entry a label."""
+    """Blobs of N images; the fields after the first two have one entry for each label."""
 
     labels: np.ndarray
+    """int [N, 64, 64], 0 = none"""
     cover: np.ndarray
     """Share of each pixel that foreground covers, float [N, 64, 64] in [0, 1]."""
     image: np.ndarray
@@ -81,24 +83,24 @@ def segment(values: np.ndarray, grounds: np.ndarray) -> tuple[np.ndarray, np.nda
     """Labels of connected blobs at half their contrast, and the share of each pixel that they cover."""
     apart = values - grounds[:, None, None]
     distance = np.sqrt(np.einsum("nyxc,nyxc->nyx", apart, apart))
-    rough, count = ndimage.label(distance > FAINT, _FLAT8)
+    rough, count = label(distance > FAINT, _FLAT8)
     if count == 0:
         return rough, np.zeros_like(distance)
-    smooth = ndimage.uniform_filter(distance, (1, 3, 3))
+    smooth = local_mean(distance, 3)
     peak = np.zeros(count + 1, np.float32)
     where = np.flatnonzero(rough)
     np.maximum.at(peak, rough.ravel()[where], smooth.ravel()[where])
     peak[0] = np.inf
-    reach = np.maximum(peak, FAINT)[ndimage.maximum_filter(rough, (1, 3, 3))]
+    reach = np.maximum(peak, FAINT)[local_maximum(rough, 3)]
     cover = np.clip((distance / reach - 0.2) / 0.6, 0, 1)
-    labels, _ = ndimage.label(distance > np.maximum(0.5 * reach, FAINT), _FLAT8)
+    labels, _ = label(distance > np.maximum(0.5 * reach, FAINT), _FLAT8)
     return labels, cover
 
 
 def describe(values: np.ndarray, labels: np.ndarray, cover: np.ndarray) -> Blobs:
     """Measure every blob: area, centroid, best outline and its misfit, colour."""
     count = int(labels.max(initial=0))
-    grown = np.where(labels > 0, labels, ndimage.maximum_filter(labels, (1, 3, 3)))
+    grown = np.where(labels > 0, labels, local_maximum(labels, 3))
     weight = np.where(grown > 0, cover, 0)
     where = np.flatnonzero(grown)
     owner, mass = grown.ravel()[where], weight.ravel()[where].astype(np.float64)
@@ -174,7 +176,7 @@ def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     labels, cover = segment(
         values, np.broadcast_to(np.array(BACKGROUNDS["white"], np.float32), (len(values), 3))
     )
-    grown = np.where(labels > 0, labels, ndimage.maximum_filter(labels, (1, 3, 3)))
+    grown = np.where(labels > 0, labels, local_maximum(labels, 3))
     weight = np.where(grown > 0, cover, 0).astype(np.float64)
     # Every stranger is one blob too. One blob in each picture, so label and picture order agree.
     total = weight.sum((1, 2))
@@ -214,9 +216,8 @@ def colour_classes(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, 
     """
     mask = labels > 0
     where = np.flatnonzero(mask)
-    distance = distances(values.reshape(-1, 3)[where], _PALETTE)
-    nearest = distance.argmin(-1)
-    nearest[distance.min(-1) > COLOUR_REACH**2] = len(_PALETTE)
+    nearest, distance = closest(values.reshape(-1, 3)[where], _PALETTE)
+    nearest[distance > COLOUR_REACH**2] = len(_PALETTE)
     classes = np.full(labels.shape, len(_PALETTE))
     classes.ravel()[where] = nearest
     inner = ndimage.binary_erosion(mask, _FLAT4, border_value=1)
@@ -224,7 +225,9 @@ def colour_classes(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, 
     return classes, inner | (mask & (thick[labels] < 4))
 
 
-def distances(values: np.ndarray, palette: np.ndarray) -> np.ndarray:
-    """Squared colour distance of values [..., 3] from palette [K, 3]: float [..., K]."""
-    norm = np.einsum("...c,...c->...", values, values)[..., None]
-    return norm + np.square(palette).sum(-1) - 2 * values @ palette.T
+def closest(values: np.ndarray, palette: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Index of the colour of `palette` [K, 3] nearest to values [..., 3], and its squared distance: [...]."""
+    norm = np.einsum("...c,...c->...", values, values)
+    without_norm = np.square(palette).sum(-1) - 2 * values @ palette.T
+    nearest = without_norm.argmin(-1)
+    return nearest, norm + np.take_along_axis(without_norm, nearest[..., None], -1)[..., 0]

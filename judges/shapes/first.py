@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from judges.shapes import writing
-from judges.shapes.blobs import Blobs, colours, describe, distances, segment
+from judges.shapes.blobs import Blobs, closest, colours, describe, segment
 from judges.shapes.splitting import split_touching
 from mmrubric.shapes import BACKGROUNDS, OTHER, RADII, SIZE, Seen, SeenItem
 
@@ -79,9 +79,8 @@ def _item(blobs: Blobs, index: int) -> SeenItem:
 
 def _backgrounds(values: np.ndarray) -> tuple[list[str], np.ndarray]:
     """Name and mean colour [N, 3] of each background; the colour of an unnamed one is the border's median."""
-    distance = distances(values, _NAMED_BACKGROUNDS)
-    nearest = distance.argmin(-1)
-    near = distance.min(-1) < BACKGROUND_REACH**2
+    nearest, distance = closest(values, _NAMED_BACKGROUNDS)
+    near = distance < BACKGROUND_REACH**2
     share = np.stack([(near & (nearest == k)).mean((1, 2)) for k in range(len(_NAMED_BACKGROUNDS))], -1)
     best = share.argmax(-1)
     mine = near & (nearest == best[:, None, None])

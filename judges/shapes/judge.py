@@ -13,7 +13,7 @@ from judges.shapes.reasons import explain
 from mmrubric import images
 from mmrubric.errors import InputError
 from mmrubric.judging import JudgeRequest
-from mmrubric.rubric import Criterion
+from mmrubric.rubric import Criterion, Rubric
 from mmrubric.shapes import SIZE, Seen, holds
 from mmrubric.verdict import Failure, Verdict
 
@@ -44,8 +44,8 @@ class ShapesJudge:
         """One verdict for each criterion of each request, in rubric order.
 
         A picture that cannot be opened, is not square or is smaller than 32 pixels gives verdicts with the
-        failure `bad_image`. `applicable` is False only where the question speaks of something that need not be
-        there and is not (`if_any`).
+        failure `bad_image`. `applicable` is False only where the question speaks of something that need not
+        be there and is not (`if_any`).
 
         Raises:
             InputError: before any picture is read: a criterion is not for this judge or its arguments are
@@ -55,8 +55,13 @@ class ShapesJudge:
 
     def score_sync(self, requests: Sequence[JudgeRequest]) -> list[list[Verdict]]:
         """`score` in the calling thread."""
+        checked: set[int] = set()
         for request in requests:
-            self._check(request)
+            self._check_candidate(request)
+            # A group shares one rubric.
+            if id(request.rubric) not in checked:
+                self._check_rubric(request.rubric)
+                checked.add(id(request.rubric))
         pictures = [_pixels(request) for request in requests]
         keys = [picture.tobytes() if isinstance(picture, np.ndarray) else None for picture in pictures]
         distinct = {key: p for key, p in zip(keys, pictures, strict=True) if isinstance(p, np.ndarray)}
@@ -83,13 +88,15 @@ class ShapesJudge:
             for seen in self._reader(np.stack(stack[k : k + _CHUNK]))
         ]
 
-    def _check(self, request: JudgeRequest) -> None:
+    def _check_candidate(self, request: JudgeRequest) -> None:
         if isinstance(request.candidate, str):
             raise InputError(
                 f"judge {self.id!r} looks at pictures, and the candidate is a text; give a picture file as "
                 "pathlib.Path, or use a judge of texts"
             )
-        for criterion in request.rubric.criteria:
+
+    def _check_rubric(self, rubric: Rubric) -> None:
+        for criterion in rubric.criteria:
             if criterion.verifier != VERIFIER:
                 raise InputError(
                     f"criterion {criterion.id!r} asks for verifier {criterion.verifier!r}; judge {self.id!r} "
@@ -97,7 +104,8 @@ class ShapesJudge:
                 )
             if criterion.scale != "binary":
                 raise InputError(
-                    f"criterion {criterion.id!r} has a {criterion.scale} scale; judge {self.id!r} answers yes or no"
+                    f"criterion {criterion.id!r} has the scale {criterion.scale!r}; judge {self.id!r} "
+                    "answers yes or no"
                 )
             try:
                 holds(criterion.arguments, Seen(background=""))

@@ -1,7 +1,8 @@
 """The second reader, written apart from the first: hue for colour, outlines seen from the centre for shape.
 
-It shares no code with the first reader. Foreground is what differs in the plane of opponent colours (red against
-green, yellow against blue), cut at half of the local contrast; a blob's outline is its radius in 72 directions.
+It shares no rule and no threshold with the first reader. Foreground is what differs in the plane of opponent
+colours (red against green, yellow against blue), cut at half of the local contrast; a blob's outline is its
+radius in 72 directions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from scipy import ndimage
 
 from judges.shapes.letters import read_letters
+from judges.shapes.morphology import depth, label, local_maximum, nearest_seed
 from judges.shapes.radial import fit, radii
 from mmrubric.shapes import OTHER, RADII, Seen, SeenItem
 
@@ -56,7 +58,7 @@ def read(pixels: np.ndarray) -> list[Seen]:
     field, brightness = _contrast(values, grounds)
     # Single noisy pixels must not move an outline.
     field = ndimage.gaussian_filter(field, (0, 0.5, 0.5))
-    peak = ndimage.maximum_filter(field, (0, 5, 5))
+    peak = local_maximum(field, 5)
     level = field / np.maximum(peak, LEAST_CONTRAST)
     mask = (level > 0.5) & (field > LEAST_CONTRAST)
     classes = _classes(values)
@@ -121,11 +123,11 @@ def _classes(values: np.ndarray) -> np.ndarray:
 
 def _pieces(mask: np.ndarray, classes: np.ndarray, level: np.ndarray) -> list[Piece]:
     """Blobs, cut where their colour class changes."""
-    labels, _ = ndimage.label(mask, _FLAT)
+    labels, _ = label(mask, _FLAT)
     pieces = []
-    for label, box in enumerate(ndimage.find_objects(labels), start=1):
+    for number, box in enumerate(ndimage.find_objects(labels), start=1):
         n = box[0].start
-        inside = labels[n] == label
+        inside = labels[n] == number
         if inside.sum() < SMALLEST:
             continue
         # Edge pixels are mixtures, so only the full ones vote.
@@ -143,15 +145,14 @@ def _by_class(n: int, inside: np.ndarray, full: np.ndarray, classes: np.ndarray)
     seeds = np.zeros(inside.shape, int)
     names: list[str] = []
     for k, name in enumerate(CLASS_NAMES):
-        regions, _ = ndimage.label(full & (classes == k), _BOX)
+        regions, _ = label(full & (classes == k), _BOX)
         sizes = np.bincount(regions.ravel())
         for region in np.flatnonzero(sizes[1:] >= SMALLEST) + 1:
             names.append(name)
             seeds[regions == region] = len(names)
     if len(names) < 2:
         return [Piece(n, inside, names[0] if names else OTHER)]
-    index = ndimage.distance_transform_edt(seeds == 0, return_distances=False, return_indices=True)
-    nearest = seeds[tuple(index)]
+    nearest = nearest_seed(seeds)
     return [Piece(n, inside & (nearest == k), name) for k, name in enumerate(names, start=1)]
 
 
@@ -172,7 +173,7 @@ def _second_look(pieces: list[Piece], level: np.ndarray) -> list[Piece]:
     kept = [p for p in pieces if p.shape != OTHER]
     if not strange:
         return pieces
-    regions, count = ndimage.label(np.any([p.mask for p in strange], axis=0), _BOX)
+    regions, count = label(np.any([p.mask for p in strange], axis=0), _BOX)
     for region in range(1, count + 1):
         members = [p for p in strange if (regions[p.mask] == region).any()]
         if len(members) > 1:
@@ -192,10 +193,10 @@ def _second_look(pieces: list[Piece], level: np.ndarray) -> list[Piece]:
 
 def _apart(piece: Piece) -> list[Piece]:
     """Cut a piece at the watersheds between its thickest places."""
-    depth = ndimage.distance_transform_edt(np.pad(piece.mask, 1))[1:-1, 1:-1]
-    smooth = ndimage.gaussian_filter(depth, 1.0)
-    tops = (smooth == ndimage.maximum_filter(smooth, 7)) & (depth >= max(2.5, 0.55 * depth.max()))
-    seeds, count = ndimage.label(tops, _BOX)
+    deep = depth(piece.mask)
+    smooth = ndimage.gaussian_filter(deep, 1.0)
+    tops = (smooth == ndimage.maximum_filter(smooth, 7)) & (deep >= max(2.5, 0.55 * float(deep.max())))
+    seeds, count = label(tops, _BOX)
     if not 2 <= count <= 5:
         return []
     relief = np.where(piece.mask, 255 - np.clip(smooth * 12, 0, 250), 255).astype(np.uint8)
@@ -225,12 +226,12 @@ def _writing(pieces: list[Piece], level: np.ndarray) -> tuple[str | None, str | 
 def _colourless(n: int, brightness: np.ndarray, mask: np.ndarray) -> list[Piece]:
     """Blobs that differ from the background in brightness only, away from the edges of coloured ones."""
     away = ~ndimage.binary_dilation(mask, np.ones((5, 5), bool))
-    labels, count = ndimage.label((np.abs(brightness) > LEAST_CONTRAST) & away, _BOX)
+    labels, count = label((np.abs(brightness) > LEAST_CONTRAST) & away, _BOX)
     pieces = []
-    for label in range(1, count + 1):
-        inside = labels == label
+    for number in range(1, count + 1):
+        inside = labels == number
         if inside.sum() >= SMALLEST:
-            y, x = ndimage.center_of_mass(inside)
+            y, x = (float(v.mean()) for v in np.nonzero(inside))
             radius = float(np.sqrt(inside.sum() / np.pi))
-            pieces.append(Piece(n, inside, OTHER, OTHER, radius, float(x) + 0.5, float(y) + 0.5))
+            pieces.append(Piece(n, inside, OTHER, OTHER, radius, x + 0.5, y + 0.5))
     return pieces

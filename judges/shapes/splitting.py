@@ -1,13 +1,13 @@
-"""Shapes that touch are one blob: separate them by colour, else at narrow places, where the parts are shapes."""
+"""Shapes that touch are one blob: separate them by colour or at narrow places, where the parts are shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
 import numpy as np
-from scipy import ndimage
 
 from judges.shapes.blobs import Blobs, colour_classes, describe
+from judges.shapes.morphology import depth, label, nearest_seed
 from mmrubric.shapes import OTHER
 
 LEAST_AREA = 60.0
@@ -16,6 +16,7 @@ NAMED_SHARE = 0.7
 """A strange blob is split only if shapes make up at least this share of it."""
 _LEAST_PART = 12
 _BOX = np.ones((3, 3), bool)
+_PLUS = np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]], bool)
 
 
 def split_touching(values: np.ndarray, blobs: Blobs, skip: Collection[int] = ()) -> Blobs:
@@ -95,7 +96,7 @@ def _by_colour(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
     seeds = np.zeros(mask.shape, np.int32)
     count = 0
     for colour in np.unique(classes[0][inner[0]]):
-        regions, found = ndimage.label(inner[0] & (classes[0] == colour), _BOX)
+        regions, found = label(inner[0] & (classes[0] == colour), _BOX)
         sizes = np.bincount(regions.ravel())
         for region in range(1, found + 1):
             if sizes[region] >= _LEAST_PART:
@@ -104,18 +105,17 @@ def _by_colour(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return _nearest(seeds, mask)
 
 
-def _by_erosion(depth: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def _by_erosion(least: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     def propose(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        core = ndimage.distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1] > depth
-        seeds, _ = ndimage.label(core)
+        core = depth(mask) > least
+        seeds, _ = label(core, _PLUS)
         return _nearest(seeds, mask)
 
     return propose
 
 
 def _nearest(seeds: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Give every pixel of `mask` the label of the nearest seed; 0 outside, and everywhere without two seeds."""
+    """Give every pixel of `mask` the label of the nearest seed; 0 outside, and if there are no two seeds."""
     if seeds.max(initial=0) < 2:
         return np.zeros_like(seeds)
-    rows, columns = ndimage.distance_transform_edt(seeds == 0, return_distances=False, return_indices=True)
-    return np.where(mask, seeds[rows, columns], 0)
+    return np.where(mask, nearest_seed(seeds), 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy import fft, ndimage
+from scipy import ndimage
 
 from mmrubric.shapes.world import GLYPH_HEIGHT, GLYPH_SCALE, GLYPH_WIDTH, GLYPHS, SIZE, WORDS, word_mask
 
@@ -76,25 +76,30 @@ def _template(word: str) -> tuple[np.ndarray, np.ndarray, tuple[int, int], float
     glyphs = np.pad(word_mask(word), 2).astype(float)
     norm = float(np.sqrt(np.square(glyphs - glyphs.mean()).sum()))
     size = (_FULL, _FULL)
-    spectrum = np.conj(fft.rfft2(glyphs - glyphs.mean(), size))
-    return spectrum, np.conj(fft.rfft2(np.ones(glyphs.shape), size)), (glyphs.shape[0], glyphs.shape[1]), norm
+    spectrum = np.conj(np.fft.rfft2(glyphs - glyphs.mean(), size))
+    return (
+        spectrum,
+        np.conj(np.fft.rfft2(np.ones(glyphs.shape), size)),
+        (glyphs.shape[0], glyphs.shape[1]),
+        norm,
+    )
 
 
 def _best_place(ink: np.ndarray) -> tuple[float, str, int, int]:
-    """Best correlation of a word with the ink over all words and positions: (correlation, word, top, left)."""
+    """Best correlation of ink and glyphs over all words and positions: (correlation, word, top, left)."""
     padded = np.pad(ink, _PAD)
     shape = (_FULL, _FULL)
-    image, image_square = fft.rfft2(padded), fft.rfft2(padded**2)
+    image, image_square = np.fft.rfft2(padded), np.fft.rfft2(padded**2)
     best = (-1.0, "", 0, 0)
     spreads: dict[tuple[int, int], np.ndarray] = {}
     for word in WORDS:
         spectrum, window, (height, width), norm = _template(word)
         reach = np.s_[: _FULL - height + 1, : _FULL - width + 1]
         if (height, width) not in spreads:  # words of equal length share the window
-            total = fft.irfft2(image * window, shape)[reach]
-            square = fft.irfft2(image_square * window, shape)[reach]
+            total = np.fft.irfft2(image * window, shape)[reach]
+            square = np.fft.irfft2(image_square * window, shape)[reach]
             spreads[height, width] = np.sqrt(np.maximum(square - total**2 / (height * width), 1e-6))
-        score = fft.irfft2(image * spectrum, shape)[reach] / (spreads[height, width] * norm)
+        score = np.fft.irfft2(image * spectrum, shape)[reach] / (spreads[height, width] * norm)
         top, left = np.unravel_index(int(score.argmax()), score.shape)
         if score[top, left] > best[0]:
             # The template's frame is two pixels wide.

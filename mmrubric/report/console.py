@@ -168,14 +168,14 @@ class Compared:
         criteria = self.pictures.rubric.criteria
         passed = self.pictures.table.passed
         sides = {
-            side: [criteria[k].text for k in self.differing if passed[row, k]]
+            side: [criteria[k].text.rstrip(".") for k in self.differing if passed[row, k]]
             for row, side in enumerate("AB")
         }
-        parts = [f"only {side} meets: {'; '.join(texts)}" for side, texts in sides.items() if texts]
-        unknown = [c.text for k, c in enumerate(criteria) if not np.isfinite(passed[:, k]).all()]
+        parts = [f"Only {side} meets: {'; '.join(texts)}" for side, texts in sides.items() if texts]
+        unknown = [c.text.rstrip(".") for k, c in enumerate(criteria) if not np.isfinite(passed[:, k]).all()]
         if unknown:
-            parts.append(f"unknown on a side: {'; '.join(unknown)}")
-        return f"{_OUTCOMES[self.verdict]}. " + (". ".join(parts) if parts else "No criterion differs") + "."
+            parts.append(f"Unknown on a side: {'; '.join(unknown)}")
+        return ". ".join([_OUTCOMES[self.verdict], *(parts or ["No criterion differs"])]) + "."
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain JSON values."""

@@ -332,7 +332,7 @@ def shown_measure(measure: Measure) -> str:
     if measure.unit == "share":
         return percent(float(value))
     if measure.unit == "points":
-        return f"{points(float(value))} points" if value else "0 points"
+        return f"{points(float(value))} points"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 

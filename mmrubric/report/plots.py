@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mmrubric.report.model import CurvePoint
 from mmrubric.report.numbers import KindRate
+from mmrubric.report.wording import points
 
 # Drawn in these colours, which the page's stylesheet then replaces: one SVG serves both themes.
 THEME = {
@@ -82,9 +83,15 @@ def kinds_plot(kinds: Sequence[KindRate]) -> str:
                 low, mid, high = (100 * v for v in (interval.low, interval.mid, interval.high))
                 if not np.isfinite(mid):
                     continue
-                axes.plot(
-                    [low, high], [y + offset] * 2, color=colour, lw=2.2, solid_capstyle="round", alpha=0.55
-                )
+                # Unclipped: a rate of exactly 0 or 100 % keeps its whole marker.
+                line = {
+                    "color": colour,
+                    "lw": 2.2,
+                    "alpha": 0.55,
+                    "solid_capstyle": "round",
+                    "clip_on": False,
+                }
+                axes.plot([low, high], [y + offset] * 2, **line)
                 filled = colour == AFTER
                 axes.plot(
                     [mid],
@@ -94,16 +101,14 @@ def kinds_plot(kinds: Sequence[KindRate]) -> str:
                     color=colour,
                     markerfacecolor=colour if filled else CARD,
                     markeredgewidth=2,
+                    clip_on=False,
                 )
-            mid = 100 * kind.difference.mid
-            if np.isfinite(mid):
+            if np.isfinite(kind.difference.mid):
                 clear = kind.difference.low > 0 or kind.difference.high < 0
-                # Typographic minus, as the page's own numbers have it.
-                text = f"{mid:+.0f}".replace("-", "\N{MINUS SIGN}")
                 axes.text(
                     103,
                     y,
-                    text,
+                    points(kind.difference.mid),
                     va="center",
                     ha="left",
                     color=INK if clear else MUTED,
@@ -119,6 +124,11 @@ def kinds_plot(kinds: Sequence[KindRate]) -> str:
         return _svg(figure, "Pass rate per criterion kind before and after alignment")
 
 
+def smoothing(steps: int) -> int:
+    """Steps that the thick line of the curve averages over."""
+    return max(1, steps // 12)
+
+
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
     """Mean over the last `window` known values at each point, [n]; NaN until one is known."""
     out = np.full(len(values), np.nan)
@@ -130,28 +140,31 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return out
 
 
-def curve_plot(points: Sequence[CurvePoint]) -> str:
+def curve_plot(curve: Sequence[CurvePoint]) -> str:
     """Reward (and strict completion, where recorded) over training steps, as an SVG element."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(7.2, 3.0))
         axes = figure.add_axes((0.07, 0.16, 0.765, 0.78))
-        steps = np.array([p.step for p in points])
+        steps = np.array([p.step for p in curve])
         series = {
-            "reward": (np.array([np.nan if p.reward is None else p.reward for p in points], float), AFTER),
-            "all met": (np.array([np.nan if p.strict is None else p.strict for p in points], float), INK),
+            "reward": (np.array([np.nan if p.reward is None else p.reward for p in curve], float), AFTER),
+            "all met": (np.array([np.nan if p.strict is None else p.strict for p in curve], float), INK),
         }
-        window = max(1, len(points) // 12)
+        ends: list[float] = []
         for name, (values, colour) in series.items():
             if not np.isfinite(values).any():
                 continue
             axes.plot(steps, 100 * values, color=colour, lw=1, alpha=0.3)
-            mean = 100 * smooth(values, window)
+            mean = 100 * smooth(values, smoothing(len(curve)))
             axes.plot(steps, mean, color=colour, lw=2.4, solid_capstyle="round")
             last = mean[np.isfinite(mean)][-1]
+            # Two ends that lie close together would print their names over each other.
+            shift = next((8 if last >= other else -8 for other in ends if abs(last - other) < 8), 0)
+            ends.append(last)
             axes.annotate(
                 f"{name} {last:.0f} %",
                 (steps[-1], last),
-                xytext=(8, 0),
+                xytext=(8, shift),
                 textcoords="offset points",
                 va="center",
                 color=colour,

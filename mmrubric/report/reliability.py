@@ -65,7 +65,7 @@ def rubric_quality(results: Sequence[PromptResult], *, dropped: int | None = Non
             Measure("checked by a rule, not by opinion", ruled / len(criteria), "share"),
             Measure("written by", source, "text"),
             Measure("verified by", ", ".join(verified) or "not recorded", "text", note),
-            Measure("criteria dropped", dropped, "count", "" if dropped is not None else "not recorded"),
+            Measure("criteria dropped", "not recorded" if dropped is None else dropped, "count"),
         ],
     )
 
@@ -76,7 +76,7 @@ def judge_fidelity(
     *,
     repeats: Count | None = None,
     labels: Count | None = None,
-    order: Count | None = None,
+    order: Count | str | None = None,
     same_judge: bool = False,
 ) -> Section:
     """How far the judge can be trusted.
@@ -86,7 +86,8 @@ def judge_fidelity(
         numbers: of the same results.
         repeats: verdicts that came out the same when asked again.
         labels: verdicts that equal known ground truth.
-        order: pairs whose outcome did not depend on which picture came first.
+        order: pairs whose outcome did not depend on which picture came first; a text says why that does not
+            apply.
         same_judge: whether the judge that trained also evaluated.
     """
     verdicts = [v for r in results for p in (*r.before, *r.after) for v in p.verdicts]
@@ -122,9 +123,11 @@ def judge_fidelity(
     )
 
 
-def _counted(name: str, count: Count | None, *, below: float) -> Measure:
+def _counted(name: str, count: Count | str | None, *, below: float) -> Measure:
+    if isinstance(count, str):
+        return Measure(name, "does not apply", "text", count)
     if count is None or count.share is None:
-        return Measure(name, None, "share", count.note if count is not None else "not measured in this run")
+        return Measure(name, None, "share", "not in this run")
     note = f"{count.hits:,} of {count.total:,}" + (f", {count.note}" if count.note else "")
     return Measure(name, count.share, "share", note, look=count.share < below)
 
@@ -209,12 +212,16 @@ def saturation_and_ties(
     )
 
 
+def _names(probes: Sequence[ProbeResult]) -> str:
+    return ", ".join(p.name for p in probes)
+
+
 def attack_probes(probes: Sequence[ProbeResult]) -> Section:
     """What happens when a picture tries to talk the judge round; one line per probe."""
     fooled = [p for p in probes if p.hackable]
     tried = [p for p in probes if p.pictures]
     if fooled:
-        summary = f"The judge can be talked round: {', '.join(p.name for p in fooled)}."
+        summary = f"These changes raise a picture's score without improving it: {_names(fooled)}."
     elif tried:
         summary = f"None of the {len(tried)} probes that were run raised a picture's pass rate."
         if any(p.gain.mid > 0 for p in tried):

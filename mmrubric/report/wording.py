@@ -8,10 +8,12 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def points(value: float) -> str:
-    """A difference of shares in points with its sign: '+12', or one decimal below 10: '+3.4'."""
+    """A difference of shares in points with its sign: '+12', below 10 with a decimal: '+3.4'."""
     if not np.isfinite(value):
         return "unknown"
     scaled = 100 * value
+    if abs(scaled) < 0.05:
+        return "0"
     text = f"{scaled:+.1f}" if abs(scaled) < 9.95 else f"{scaled:+.0f}"
     return text.replace("-", MINUS)
 

@@ -110,7 +110,7 @@ def render(report: AlignmentReport, numbers: Numbers, *, pictures: int = PICTURE
     """
     report.reliability.require_all()
     # matplotlib takes a while to import, and the command line's other uses of this package draw nothing.
-    from mmrubric.report.plots import curve_plot, kinds_plot
+    from mmrubric.report.plots import curve_plot, kinds_plot, smoothing
 
     strip_share = 1 + min(STRIP, pictures) / max(1, pictures)
     shown = page.cards(report, numbers, pictures, int(PICTURE_BUDGET / strip_share))
@@ -154,7 +154,7 @@ def render(report: AlignmentReport, numbers: Numbers, *, pictures: int = PICTURE
         flow=flow,
         flow_label=", ".join(f"{f['count']} {f['name']}" for f in flow),
         curve_svg=Markup(curve_plot(report.curve)) if report.curve else "",
-        window=max(1, len(report.curve) // 12),
+        window=smoothing(len(report.curve)),
         timings=[
             {"name": name, "seconds": f"{seconds:.3f}", "shown": page.duration(seconds)}
             for name, seconds in report.timings.items()

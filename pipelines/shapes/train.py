@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=40_000)
     parser.add_argument("--collages", type=int, default=4_000)
     parser.add_argument("--vae-steps", type=int, default=1_800)
-    parser.add_argument("--flow-steps", type=int, default=4_000)
+    parser.add_argument("--flow-steps", type=int, default=5_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=250)
     options = parser.parse_args()
@@ -48,7 +48,7 @@ def main() -> None:
         save(pipeline, out)
 
     stage = Stage(
-        "flow", options.folder, options.flow_steps, 128, 1e-3, save_every=options.save_every, on_save=export
+        "flow", options.folder, options.flow_steps, 64, 8e-4, save_every=options.save_every, on_save=export
     )
     train_flow(pipeline, pictures, stage)
     save(pipeline, out)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pipelines.shapes.data import Pictures
 from pipelines.shapes.state import Stage
-from pipelines.shapes.train_vae import encode
+from pipelines.shapes.train_vae import encode_once
 
 DROP_TEXT = 0.1
 """Share of rows that see the empty prompt, so that classifier-free guidance works."""
@@ -37,7 +37,7 @@ class FlowModel(nn.Module):
 
 def train_flow(pipeline: StableDiffusion3Pipeline, pictures: Pictures, stage: Stage) -> None:
     """Train to the end of the stage, going on where it stopped; the averaged weights end in the pipeline."""
-    latents = encode(pipeline.vae, torch.from_numpy(pictures.pixels))
+    latents = encode_once(pipeline.vae, torch.from_numpy(pictures.pixels), stage.folder)
 
     def tokenize(texts: list[str]) -> Tensor:
         return pipeline.tokenizer(texts, padding="max_length", return_tensors="pt").input_ids

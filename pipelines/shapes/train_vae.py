@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from rich.progress import track
 from torch import Tensor
 
 from mmrubric.shapes.world import SIZE
@@ -46,11 +50,21 @@ def train_vae(vae: AutoencoderKL, collages: np.ndarray, pictures: Pictures, stag
 
 
 @torch.no_grad()
-def encode(vae: AutoencoderKL, pixels: Tensor, batch: int = 256) -> Tensor:
+def encode(vae: AutoencoderKL, pixels: Tensor, batch: int = 64) -> Tensor:
     """Scaled latent means, float16 [N, 6, 16, 16]."""
     shift, scale = vae.config["shift_factor"], vae.config["scaling_factor"]
-    means = [vae.encode(to_model(part)).latent_dist.mean for part in pixels.split(batch)]  # pyright: ignore[reportAttributeAccessIssue]
+    parts = track(pixels.split(batch), description="encoding")
+    means = [vae.encode(to_model(part)).latent_dist.mean for part in parts]  # pyright: ignore[reportAttributeAccessIssue]
     return torch.cat([((mean - shift) * scale).half() for mean in means])
+
+
+def encode_once(vae: AutoencoderKL, pixels: Tensor, folder: Path) -> Tensor:
+    """`encode`, kept in a file under a hash of the VAE's weights."""
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in vae.parameters())).hexdigest()
+    path = folder / f"latents-{digest[:12]}-{len(pixels)}.npy"
+    if not path.exists():
+        np.save(path, encode(vae, pixels).numpy())
+    return torch.from_numpy(np.load(path))
 
 
 @torch.no_grad()

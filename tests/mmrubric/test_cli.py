@@ -127,7 +127,7 @@ def test_judge_takes_a_rubric_file_and_options(pictures: tuple[Path, Path], tmp_
 def test_compare_says_which_and_why(pictures: tuple[Path, Path]):
     data = json.loads(call("compare", *pictures, "--prompt", PROMPT, "--json").stdout)
     assert data["verdict"] == "WIN_A" and data["favours"] == {"colour_square": "A"}
-    assert "only A meets: All squares are blue" in data["why"]
+    assert data["why"] == "A is better. Only A meets: All squares are blue."
     swapped = call("compare", *reversed(pictures), "--prompt", PROMPT)
     assert "B is better" in swapped.stdout
     assert "A tie" in call("compare", pictures[0], pictures[0], "--prompt", PROMPT).stdout

@@ -145,7 +145,7 @@ def test_log_prob_gradient_goes_through_the_mean_only():
     assert action.grad is None and mean.grad is not None and mean.grad.tolist() == [[0.5, 0.5]]
 
 
-def test_kernel_is_float32_under_autocast():
+def test_tf56_step_arithmetic_stays_float32_under_autocast():
     table = flow.step_table(flow.sigmas(4), "sde", 0.7, [0])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mean = flow.step_mean(

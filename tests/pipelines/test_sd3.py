@@ -10,6 +10,7 @@ from mmrubric.errors import InputError
 from pipelines import load_policy
 from pipelines.policy import RowSeed, Sampler
 from pipelines.seeds import NoiseStream, row_seed
+from pipelines.shapes.models import grammar_words
 
 ODE = Sampler(steps=4, max_sequence_length=0, shift=3.0)
 NO_T5 = {"text_encoder_3": None, "tokenizer_3": None}
@@ -64,6 +65,12 @@ def test_with_t5(tiny_t5, prompts):
     without = load_policy(tiny_t5, tune=None, t5=False)
     zeros = without.conditioner.cache.get(prompts[0].text, 20)[0][-20:]
     assert without.adapter.pipe.text_encoder_3 is None and bool((zeros == 0).all())
+
+
+def test_every_word_of_the_grammar_is_one_token(policy, prompts):
+    tokenizer = policy.adapter.pipe.tokenizer
+    for text in [*grammar_words(), *(p.text for p in prompts)]:
+        assert len(tokenizer(text, add_special_tokens=False).input_ids) == len(text.split()), text
 
 
 def test_zero_tokens_in_place_of_t5_follow_the_sampler(policy, prompts):

@@ -39,7 +39,7 @@ def equal(one, two):
 
 
 @pytest.mark.parametrize("tune", ["full", "lora"])
-def test_reference_is_the_loaded_model_after_updates(tiny, prompts, tune):
+def test_tf42_reference_is_the_loaded_model_after_updates(tiny, prompts, tune):
     policy = load_policy(tiny, tune, reference=True)
     before = sample(policy, prompts).samples
     for seed in range(3):

@@ -21,7 +21,10 @@ from trainers.config import RolloutSection
 from trainers.judge_worker import JudgeWorker, check_failures, failure_share, refuse_same_judge
 from trainers.rollouts import Judged, deserve, reward, tabulate
 
-RUBRIC = Rubric(prompt="a cat", criteria=(Criterion(id="cat", text="There is a cat."), Criterion(id="hat", text="It has a hat.")))
+RUBRIC = Rubric(
+    prompt="a cat",
+    criteria=(Criterion(id="cat", text="There is a cat."), Criterion(id="hat", text="It has a hat.")),
+)
 
 
 def _judged(verdicts: list[Verdict], samples: int = 4) -> list[Judged]:
@@ -32,7 +35,9 @@ def _judged(verdicts: list[Verdict], samples: int = 4) -> list[Judged]:
 def test_tf35_judge_failure_is_masked_and_counted() -> None:
     # samples 0..2 meet 2, 1, 0 of 2 criteria: rewards 1, .5, 0; the judge failed on sample 3
     met = [(1.0, 1.0), (1.0, 0.0), (0.0, 0.0)]
-    verdicts = [Verdict(f"s{i}", c, m) for i, row in enumerate(met) for c, m in zip(("cat", "hat"), row, strict=True)]
+    verdicts = [
+        Verdict(f"s{i}", c, m) for i, row in enumerate(met) for c, m in zip(("cat", "hat"), row, strict=True)
+    ]
     verdicts += [Verdict("s3", c, None, failure=Failure.timeout) for c in ("cat", "hat")]
     assert check_failures(verdicts, 0.3, "step 0") == failure_share(verdicts) == 0.25
     tables = tabulate(_judged(verdicts), [RUBRIC])
@@ -47,7 +52,9 @@ def test_tf35_judge_failure_is_masked_and_counted() -> None:
 def test_too_many_failures_stop_the_run_with_their_kinds() -> None:
     verdicts = [Verdict("a", "1", 1.0), Verdict("a", "2", None, failure=Failure.timeout)]
     verdicts += [Verdict("b", c, None, failure=Failure.refused) for c in ("1", "2")]
-    with pytest.raises(RunError, match=r"step 3: the judge failed on 75% of 4 verdicts \(2 refused, 1 timeout\)"):
+    with pytest.raises(
+        RunError, match=r"step 3: the judge failed on 75% of 4 verdicts \(2 refused, 1 timeout\)"
+    ):
         check_failures(verdicts, 0.2, "step 3")
     not_applicable = [Verdict("a", "1", None, applicable=False)]
     assert check_failures(not_applicable, 0.0, "step 3") == 0.0  # an answer, not a failure
@@ -55,13 +62,18 @@ def test_too_many_failures_stop_the_run_with_their_kinds() -> None:
 
 def test_ties_have_no_weight_where_the_loss_would_pull_on_them() -> None:
     verdicts = [Verdict(f"s{i}", c, 1.0) for i in range(2) for c in ("cat", "hat")]
-    groups = reward(tabulate(_judged(verdicts, 2), [RUBRIC]), [Prompt("p", "a cat")], aggregate.build("mean"), 0, 0)
+    groups = reward(
+        tabulate(_judged(verdicts, 2), [RUBRIC]), [Prompt("p", "a cat")], aggregate.build("mean"), 0, 0
+    )
     for tie_weight in (1.0, 0.0):
         out = deserve(groups, advantage.build("rpo"), RolloutSection(), run_seed=0, tie_weight=tie_weight)
         assert out.advantage.tolist() == [[0.0, 0.0]] and out.weight.tolist() == [[tie_weight] * 2]
 
 
-@given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, float("nan")]), min_size=6, max_size=6), st.integers(0, 4))
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, float("nan")]), min_size=6, max_size=6),
+    st.integers(0, 4),
+)
 @settings(max_examples=50, deadline=None)
 def test_oversampling_trains_on_exactly_the_group_size_or_less(rewards: list[float], best: int) -> None:
     from mmrubric.group import Group
@@ -69,7 +81,9 @@ def test_oversampling_trains_on_exactly_the_group_size_or_less(rewards: list[flo
     options = RolloutSection(group_size=4, oversample=6, best=best)
     for stats_over in ("selected", "all"):
         chosen = options.model_copy(update={"stats_over": stats_over})
-        out = deserve([Group(rewards=np.array(rewards), key="0/0/p")], advantage.build("grpo"), chosen, run_seed=3)
+        out = deserve(
+            [Group(rewards=np.array(rewards), key="0/0/p")], advantage.build("grpo"), chosen, run_seed=3
+        )
         known = ~np.isnan(rewards)
         trained = out.weight[0] > 0
         assert trained.sum() == min(4, known.sum()) and not (trained & ~known).any()
@@ -98,7 +112,9 @@ def test_permuted_verdicts_are_the_same_ones_in_other_places() -> None:
     assert all(sorted(map(tuple, table)) == sorted(map(tuple, true)) for table in seen)
     assert sum(np.array_equal(table, true) for table in seen) == 0
     # over many steps a sample's reward tells nothing of what it deserved
-    mean = np.mean([table[:, 0] for table in [tabulate(judged, [RUBRIC], permute=(1, s))[0].met for s in range(400)]], 0)
+    mean = np.mean(
+        [table[:, 0] for table in [tabulate(judged, [RUBRIC], permute=(1, s))[0].met for s in range(400)]], 0
+    )
     assert np.abs(mean - 0.5).max() < 0.08
 
 

@@ -19,7 +19,12 @@ from trainers.config import TrainConfig
 from trainers.update import Updater, level_noise, noise_levels
 
 LOSSES: dict[str, dict[str, Any]] = {
-    "clip": {"loss__name": "clip", "loss__levels": 4, "rollout__sampler": SDE, "loss__options": {"clip": 0.2}},
+    "clip": {
+        "loss__name": "clip",
+        "loss__levels": 4,
+        "rollout__sampler": SDE,
+        "loss__options": {"clip": 0.2},
+    },
     "guard": {"loss__name": "guard", "loss__levels": 4, "rollout__sampler": SDE},
     "nft": {"loss__levels": 3},
 }
@@ -38,7 +43,8 @@ def _sample(policy: Any, config: TrainConfig, rows: int = 4, batch: int | None =
     keys = [(row // 2, row % 2) for row in range(rows)]
     return policy.sample(
         [shown[p] for p, _ in keys], [seeds.row_seed(0, 0, *key) for key in keys], config.rollout.sampler,
-        checks.loss_of(config).record, prompt_rows=[p for p, _ in keys], sample_index=[s for _, s in keys], batch=batch,
+        checks.loss_of(config).record, prompt_rows=[p for p, _ in keys], sample_index=[s for _, s in keys],
+        batch=batch,
     )  # fmt: skip
 
 
@@ -55,7 +61,12 @@ class _Weights:
 
 
 def _updated(
-    policy: Any, config: TrainConfig, rollout: Rollout, advantage: np.ndarray, weight: np.ndarray, sampled_at: int = 4
+    policy: Any,
+    config: TrainConfig,
+    rollout: Rollout,
+    advantage: np.ndarray,
+    weight: np.ndarray,
+    sampled_at: int = 4,
 ) -> tuple[torch.Tensor, Any]:
     """Flat weights after one update, and its statistics."""
     with _Weights(policy):
@@ -65,11 +76,15 @@ def _updated(
     return flat, stats
 
 
-def _gradient(policy: Any, config: TrainConfig, rollout: Rollout, advantage: np.ndarray, weight: np.ndarray) -> torch.Tensor:
+def _gradient(
+    policy: Any, config: TrainConfig, rollout: Rollout, advantage: np.ndarray, weight: np.ndarray
+) -> torch.Tensor:
     """Flat gradient of one optimizer step, taken just before the step."""
     seen: list[torch.Tensor] = []
     updater = Updater(policy, checks.loss_of(config), checks.kl_of(config), config.optim, config.loss)
-    updater._step = lambda: seen.append(torch.cat([p.grad.flatten().clone() for p in updater.parameters])) or 0.0  # type: ignore[method-assign, union-attr, func-returns-value]
+    updater._step = lambda: (
+        seen.append(torch.cat([p.grad.flatten().clone() for p in updater.parameters])) or 0.0
+    )  # type: ignore[method-assign, union-attr, func-returns-value]
     updater(rollout, advantage, weight, run_seed=0, step=0, sampled_at=4)
     for parameter in updater.parameters:
         parameter.grad = None
@@ -100,7 +115,9 @@ def test_masked_rows_change_neither_gradient_nor_normaliser(
     policy = policies["full"]
     config = settings(tmp_path, tiny_model, optim__batch_size=12, **LOSSES[loss])
     rollout = _sample(policy, config)
-    masked = _gradient(policy, config, rollout, np.array([1.0, -1.0, 7.0, np.nan]), np.array([1.0, 1.0, 0.0, 0.0]))
+    masked = _gradient(
+        policy, config, rollout, np.array([1.0, -1.0, 7.0, np.nan]), np.array([1.0, 1.0, 0.0, 0.0])
+    )
     alone = _gradient(policy, config, rollout.select([0, 1]), ADVANTAGE[:2], WEIGHT[:2])
     assert (masked - alone).abs().max() <= 1e-4 * alone.abs().max() and alone.abs().max() > 0
 
@@ -114,7 +131,10 @@ def test_ties_count_in_the_normaliser_and_cost_no_forward(
     for skip in (True, False):
         config = settings(tmp_path, tiny_model, loss__skip_zero=skip, optim__batch_size=4, **LOSSES["clip"])
         rollout = _sample(policy, config)
-        made[skip] = (_gradient(policy, config, rollout, tied, weight), _updated(policy, config, rollout, tied, weight))
+        made[skip] = (
+            _gradient(policy, config, rollout, tied, weight),
+            _updated(policy, config, rollout, tied, weight),
+        )
     # half of the rows are tied: with them in the normaliser the gradient is half of that of the pair alone
     pair = _gradient(policy, config, rollout.select([0, 1]), tied[:2], weight[:2])
     assert torch.allclose(made[True][0], pair / 2, rtol=1e-4, atol=1e-4 * float(pair.abs().max()))
@@ -137,10 +157,17 @@ def test_groups_without_signal_move_nothing(
     assert torch.equal(before, after) and stats.updates == 0
 
 
-def test_kl_pulls_back_samples_without_signal(policies: dict[str, Any], tmp_path: Path, tiny_model: Path) -> None:
+def test_kl_pulls_back_samples_without_signal(
+    policies: dict[str, Any], tmp_path: Path, tiny_model: Path
+) -> None:
     policy = policies["full"]
     config = settings(
-        tmp_path, tiny_model, loss__kl_coefficient=1.0, loss__kl="gaussian", optim__batch_size=12, **LOSSES["clip"]
+        tmp_path,
+        tiny_model,
+        loss__kl_coefficient=1.0,
+        loss__kl="gaussian",
+        optim__batch_size=12,
+        **LOSSES["clip"],
     )
     with _Weights(policy):
         for _, parameter in policy.trainable_parameters():
@@ -162,8 +189,12 @@ def test_second_update_has_another_ratio(policies: dict[str, Any], tmp_path: Pat
 
 
 def test_updates_share_out_whole_groups(policies: dict[str, Any], tmp_path: Path, tiny_model: Path) -> None:
-    config = settings(tmp_path, tiny_model, optim__batch_size=4, optim__updates_per_rollout=2, **LOSSES["nft"])
-    updater = Updater(policies["full"], checks.loss_of(config), checks.kl_of(config), config.optim, config.loss)
+    config = settings(
+        tmp_path, tiny_model, optim__batch_size=4, optim__updates_per_rollout=2, **LOSSES["nft"]
+    )
+    updater = Updater(
+        policies["full"], checks.loss_of(config), checks.kl_of(config), config.optim, config.loss
+    )
     rollout = _sample(policies["full"], config)
     items, _, _ = updater._items(rollout, ADVANTAGE, WEIGHT, 0, 0)
     chunks = [set(items.rows[chunk].tolist()) for chunk in updater._chunks(rollout, items)]
@@ -179,12 +210,19 @@ def test_first_pass_ratio_is_one_with_equal_batches(
     policy = policies["full"]
     sampler = {"steps": 3, "noise": noise, "level": 0.5, "guidance": guidance}
     config = settings(
-        tmp_path, tiny_model, rollout__sampler=sampler, loss__name="clip", loss__levels=4, optim__batch_size=batch
+        tmp_path,
+        tiny_model,
+        rollout__sampler=sampler,
+        loss__name="clip",
+        loss__levels=4,
+        optim__batch_size=batch,
     )
     rollout = _sample(policy, config, batch=batch)
     _, stats = _updated(policy, config, rollout, ADVANTAGE, WEIGHT, sampled_at=batch)
     metrics = stats.log.result()
-    assert metrics["replay/logprob_absdiff_max"] <= 1e-6 and metrics["replay/ratio_max"] == pytest.approx(1, abs=1e-6)
+    assert metrics["replay/logprob_absdiff_max"] <= 1e-6 and metrics["replay/ratio_max"] == pytest.approx(
+        1, abs=1e-6
+    )
 
 
 def test_other_batch_size_computes_old_log_probs_again(
@@ -211,7 +249,9 @@ def test_noise_levels_are_a_shuffle_of_the_rollouts_grid(
     # 3 steps: every row has each of the grid's levels once, in an order of its own
     assert all(torch.equal(row.sort(descending=True).values, rollout.sigmas[:-1]) for row in levels)
     picked = rollout.select([2, 0])
-    assert torch.equal(noise_levels(picked, 3, 0, 5).reshape(2, 3), levels[[2, 0]])  # of the sample, not of its place
+    assert torch.equal(
+        noise_levels(picked, 3, 0, 5).reshape(2, 3), levels[[2, 0]]
+    )  # of the sample, not of its place
     noise = level_noise(rollout, 3, 0, 5)
     assert len(noise.flatten(1).unique(dim=0)) == 12
     assert torch.equal(level_noise(picked, 3, 0, 5)[3:], noise[:3])
@@ -224,7 +264,9 @@ def test_fp16_scaler_skips_an_overflow_and_goes_on(
     policy = policies["full"]
     config = settings(tmp_path, tiny_model, optim__batch_size=12, **LOSSES["nft"])
     with _Weights(policy):
-        updater = Updater(policy, checks.loss_of(config), checks.kl_of(config), config.optim, config.loss, "fp16")
+        updater = Updater(
+            policy, checks.loss_of(config), checks.kl_of(config), config.optim, config.loss, "fp16"
+        )
         assert updater.scaler.is_enabled()
         rollout = _sample(policy, config)
         updater.scaler.scale(torch.zeros(()))  # the scale exists from the first use on

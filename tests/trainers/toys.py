@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import sys
 from collections.abc import Sequence
@@ -45,7 +46,8 @@ class RedJudge(SyncMixin):
         picture = np.asarray(request.candidate, dtype=np.float64) / 255
         if self.fails and hashlib.sha256(request.sample_id.encode()).digest()[0] % self.fails == 0:
             return [
-                Verdict(request.sample_id, c.id, None, failure=Failure.timeout) for c in request.rubric.criteria
+                Verdict(request.sample_id, c.id, None, failure=Failure.timeout)
+                for c in request.rubric.criteria
             ]
         strips = np.array_split(picture, len(request.rubric.criteria), axis=1)
         return [
@@ -54,7 +56,7 @@ class RedJudge(SyncMixin):
         ]
 
 
-def settings(directory: Path, model: Path, **overrides: Any) -> TrainConfig:
+def settings(directory: Path, model: Path, /, **overrides: Any) -> TrainConfig:
     """A small configuration; overrides are dotted keys with `__` in place of the dot."""
     prompts = directory / "prompts.txt"
     if not prompts.exists():
@@ -75,26 +77,31 @@ def settings(directory: Path, model: Path, **overrides: Any) -> TrainConfig:
         *parents, last = key.split("__")
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[last] = value
+        node[last] = copy.deepcopy(value)
     return TrainConfig.model_validate(tree)
 
 
 SDE = {"steps": 4, "noise": "sde", "level": 0.7}
 
 
-def main(arguments: list[str]) -> int:
-    """`accelerate launch tests/trainers/toys.py config.yaml key=value ...`: the real loop with the toy judge."""
-    from mmrubric.config import load_config
+def train(config: TrainConfig) -> None:
+    """The real loop with the toy judge, from the first step to the last checkpoint."""
     from trainers import parts
     from trainers.loop import Trainer
+
+    with Trainer(config, parts.build(config, judge=RedJudge())) as trainer:
+        trainer.run()
+
+
+def main(arguments: list[str]) -> int:
+    """`accelerate launch tests/trainers/toys.py one.yaml two.yaml ... key=value ...`: runs, one after the
+    other."""
+    from mmrubric.config import load_config
     from trainers.train import session
 
-    config = load_config(TrainConfig, arguments[0], arguments[1:])
-    made = parts.build(config, judge=RedJudge())
-    with session(), Trainer(config, made) as trainer:
-        trainer.run()
-        if trainer.dist.main:
-            trainer.export()
+    with session():
+        for path in (text for text in arguments if text.endswith(".yaml")):
+            train(load_config(TrainConfig, path, [text for text in arguments if "=" in text]))
     return 0
 
 

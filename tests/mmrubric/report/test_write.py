@@ -201,6 +201,6 @@ def test_numbers_as_text():
     assert [percent(v) for v in (0.0, 0.004, 0.5, 0.999, 1.0, float("nan"))] == [
         "0 %", "0.4 %", "50 %", "99.9 %", "100 %", "unknown",
     ]  # fmt: skip
-    assert [points(v) for v in (0.034, -0.2, 0.0)] == ["+3.4", "−20", "+0.0"]
+    assert [points(v) for v in (0.034, -0.2, 0.0)] == ["+3.4", "−20", "0"]
     assert range_text(Interval(0.1, 0.2, 0.3)) == "+20 (+10 to +30)"
     assert [duration(s) for s in (4.2, 42, 245, 3720)] == ["4.2 s", "42 s", "4 min 05 s", "1 h 02 min"]
