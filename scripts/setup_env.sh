@@ -90,12 +90,12 @@ with_uv() {
     hand_over UV_DEFAULT_INDEX "$(pip_setting index-url)"
     hand_over SSL_CERT_FILE "$(pip_setting cert)"
     say "installing $target with uv (the first time takes a minute or more)"
-    "$uv" pip install $quiet --python "$venv" -c constraints.txt -e "$target" >&2
+    "$uv" pip install $quiet --compile-bytecode --python "$venv" -c constraints.txt -e "$target" >&2
 }
 
 with_pip() {
     say "installing $target with pip (the first time takes some minutes)"
-    "$venv" -m pip install $quiet --disable-pip-version-check -c constraints.txt -e "$target" >&2
+    "$venv" -m pip install $quiet --compile --disable-pip-version-check -c constraints.txt -e "$target" >&2
 }
 
 with_uv || { say "uv cannot be used here; falling back to pip"; with_pip; } ||

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -77,9 +78,12 @@ class Trainer:
         self.last: dict[str, float] = {}
         """Metrics of the last step."""
 
+        kept = 0
         if self._start is not None:
-            self.restore(self._start.load())
-        self._open(made)
+            state = self._start.load()
+            kept = state["metrics_position"]
+            self.restore(state)
+        self._open(made, kept)
 
     def run(self, n: int | None = None) -> int:
         """Make n more steps (None = up to run.steps) and write the last checkpoint; returns the finished
@@ -90,11 +94,12 @@ class Trainer:
         saved = self.done
         while self.done < last and not self.stopped:
             self.step()
+            ended = self.done == last or bool(self.stopped)
+            if self.config.eval.every and (ended or self.done % self.config.eval.every == 0):
+                self.evaluate()
             if self.config.run.save_every and self.done % self.config.run.save_every == 0:
                 self.save()
                 saved = self.done
-            if self.config.eval.every and (self.done % self.config.eval.every == 0 or self.done == last):
-                self.evaluate()
         if self.done > saved:
             self.save()
         return self.done
@@ -145,9 +150,15 @@ class Trainer:
         self._log(step, metrics, judged, groups, sampled)
         return metrics
 
-    def evaluate(self, keep_images: bool = False) -> EvalResult:
-        """Evaluate on the held-out prompts with the deployed sampler. It changes nothing and chooses
-        nothing."""
+    def evaluate(
+        self, keep_images: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> EvalResult:
+        """Evaluate on the held-out prompts with the deployed sampler. It changes and chooses nothing.
+
+        Args:
+            keep_images: put the pictures into the result.
+            progress: called with (pictures done, pictures in all); None shows the run's own bar.
+        """
         options = self.config.eval
         if self.heldout is None or self.eval_rubrics is None or self.eval_worker is None:
             raise InputError("eval.every=0: this run was set up without an evaluation")
@@ -157,6 +168,7 @@ class Trainer:
             weights=options.weights or ("raw" if self.config.ema.decay is None else "ema"),
             max_failure_share=options.max_failure_share, step=self.done, keep_images=keep_images,
             same_judge=self.same_judge, dist=self.dist,
+            progress=progress or self.tracking.phase("evaluating"),
         )  # fmt: skip
         self.tracking.log(self.done, result.metrics(), kind="eval")
         if self.record is not None:
@@ -334,7 +346,7 @@ class Trainer:
             captions = [rollout.prompts[rollout.prompt_index[i]].text for i in shown]
             self.tracking.images(step, "rollout", rollout.images[shown], captions)
 
-    def _open(self, made: Parts) -> None:
+    def _open(self, made: Parts, kept: int) -> None:
         """Files and threads: last, so that nothing is written or started for a run that is refused."""
         config = self.config
         if self.dist.main:
@@ -342,9 +354,11 @@ class Trainer:
             self.checkpoints.clean()
             save_config(config, self.directory / "config.yaml")
         self.dist.barrier()
-        flat = config.model_dump(mode="json")
-        self.tracking = Tracking(self.directory, config.tracking, self.accelerator, flat, config.run.steps)
-        self.tracking.cut(self._start.load()["metrics_position"] if self._start is not None else 0)
+        settings = config.model_dump(mode="json")
+        self.tracking = Tracking(
+            self.directory, config.tracking, self.accelerator, settings, config.run.steps
+        )
+        self.tracking.cut(kept)
         path = self.directory / "record.jsonl"
         self.record = RunRecord(path, self.done, config_hash(config)) if self.dist.main else None
         self.worker = JudgeWorker(made.judge, background=config.rollout.overlap)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mmrubric.errors import InputError
+from trainers.checkpoint import flatten
 from trainers.config import TrackingSection
 
 
@@ -85,11 +87,18 @@ class Tracking:
         self.main = accelerator.is_main_process
         self.metrics = JsonLines(directory / "metrics.jsonl") if self.main else None
         if options.trackers:
-            flat = {key: str(value) for key, value in config.items()}
-            names = {"wandb": {"name": directory.name, "dir": str(directory)}}
-            accelerator.init_trackers(
-                options.project, flat, {k: v for k, v in names.items() if k in options.trackers}
-            )
+            flat = {key: str(value) for key, value in flatten(config).items()}
+            # The same id after a resume: the run goes on instead of a new one beside it.
+            names: dict[str, Any] = {}
+            if self.main and "wandb" in options.trackers:
+                run_id = _run_id(directory)
+                names["wandb"] = {
+                    "name": directory.name,
+                    "dir": str(directory),
+                    "id": run_id,
+                    "resume": "allow",
+                }
+            accelerator.init_trackers(options.project, flat, names)
         self._bar: Progress | None = None
         self._task: Any = None
         if self.main and options.progress:
@@ -123,6 +132,18 @@ class Tracking:
         if self._bar is not None:
             note = f"reward {reward:.3f}  strict completion {strict:.1%}  {images_per_second:.1f} images/s"
             self._bar.update(self._task, completed=step, note=note)
+
+    def phase(self, name: str) -> Callable[[int, int], None] | None:
+        """What to call with (done, total) to show a phase below the steps; None without a bar."""
+        bar = self._bar
+        if bar is None:
+            return None
+        task = bar.add_task(name, total=None, note="")
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, visible=done < total)
+
+        return show
 
     def images(self, step: int, name: str, images: np.ndarray, captions: Sequence[str]) -> None:
         """Save a grid as `images/<name>-<step>.png`, and show the pictures in the trackers.
@@ -163,6 +184,14 @@ class Tracking:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _run_id(directory: Path) -> str:
+    """Id of the run for its trackers, made once and kept in the run's directory."""
+    place = directory / "tracker.json"
+    if not place.is_file():
+        place.write_text(json.dumps({"id": secrets.token_hex(8)}))
+    return json.loads(place.read_text())["id"]
 
 
 def grid(images: np.ndarray, gap: int = 2) -> np.ndarray:

@@ -159,31 +159,31 @@ def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     The index after the last shape marks strangers: outlines that would otherwise pass for one of the four.
     """
-    pictures, kinds = [], []
-    for radius in (4.0, 4.75, 5.5, 6.3, 7.2, 8.3, 9.5, 10.5, 11.8, 14.0, 18.0):
-        for dx, dy in ((0.0, 0.0), (0.5, 0.25), (0.2, 0.6)):
-            centre = (31.5 + dx, 31.5 + dy)
-            sharp = [
-                (index, render(Scene("white", (Item(shape, "red", *centre, radius),))))
-                for index, shape in enumerate(SHAPES)
-            ]
-            sharp += [(len(SHAPES), _draw(points, *centre, radius)) for points in STRANGERS]
-            for index, picture in sharp:
-                for sigma in (0.0, 0.7, 1.1):
-                    pictures.append(ndimage.gaussian_filter(picture.astype(np.float32), (sigma, sigma, 0)))
-                    kinds.append(index)
-    values = np.stack(pictures)
-    labels, cover = segment(
-        values, np.broadcast_to(np.array(BACKGROUNDS["white"], np.float32), (len(values), 3))
-    )
+    sharp: list[tuple[int, np.ndarray]] = []
+    for index, shape in enumerate(SHAPES):
+        for radius in (4.0, 4.75, 5.5, 6.3, 7.2, 8.3, 9.5, 10.5, 11.8, 14.0, 18.0):
+            for dx, dy in ((0.0, 0.0), (0.5, 0.25), (0.2, 0.6)):
+                item = Item(shape, "red", 31.5 + dx, 31.5 + dy, radius)
+                sharp.append((index, render(Scene("white", (item,)))))
+    for points in STRANGERS:
+        for radius in (4.5, 5.5, 6.7, 8.2, 10.0, 12.5, 16.0):
+            sharp.append((len(SHAPES), _draw(points, 31.7, 31.7, radius)))
+    soft = [
+        (index, ndimage.gaussian_filter(picture.astype(np.float32), (sigma, sigma, 0)))
+        for index, picture in sharp
+        for sigma in (0.0, 0.7, 1.1)
+    ]
+    values = np.stack([picture for _, picture in soft])
+    white = np.array(BACKGROUNDS["white"], np.float32)
+    labels, cover = segment(values, np.broadcast_to(white, (len(values), 3)))
+    labels = np.where(labels > 0, np.arange(1, len(values) + 1)[:, None, None], 0)
     grown = np.where(labels > 0, labels, local_maximum(labels, 3))
     weight = np.where(grown > 0, cover, 0).astype(np.float64)
-    # Every stranger is one blob too. One blob in each picture, so label and picture order agree.
     total = weight.sum((1, 2))
     axis = np.arange(SIZE) + 0.5
     cx, cy = (weight * axis).sum((1, 2)) / total, (weight * axis[:, None]).sum((1, 2)) / total
     blobs = Blobs(labels, cover, np.arange(len(values)), total, cx, cy, [], total, [])
-    return _features(grown, weight, blobs), total, np.array(kinds)
+    return _features(grown, weight, blobs), total, np.array([index for index, _ in soft])
 
 
 def _draw(points: list[tuple[float, float]], x: float, y: float, radius: float) -> np.ndarray:

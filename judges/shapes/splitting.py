@@ -14,6 +14,8 @@ LEAST_AREA = 60.0
 """Blobs with less area are not two shapes, in pixels."""
 NAMED_SHARE = 0.7
 """A strange blob is split only if shapes make up at least this share of it."""
+NECKS = (1.0, 2.0, 3.0, 4.0, 5.5)
+"""Half widths of the necks at which a blob may be cut, in pixels."""
 _LEAST_PART = 12
 _BOX = np.ones((3, 3), bool)
 _PLUS = np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]], bool)
@@ -30,7 +32,7 @@ def split_touching(values: np.ndarray, blobs: Blobs, skip: Collection[int] = ())
     Returns:
         Blobs in which a replaced one has area 0 and its parts stand at the end.
     """
-    for propose in (_by_colour, _by_erosion(1), _by_erosion(2), _by_erosion(3)):
+    for propose in (_by_colour, *(_by_erosion(neck) for neck in NECKS)):
         doubtful = [
             i
             for i, area in enumerate(blobs.area)
@@ -105,7 +107,7 @@ def _by_colour(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return _nearest(seeds, mask)
 
 
-def _by_erosion(least: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def _by_erosion(least: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     def propose(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
         core = depth(mask) > least
         seeds, _ = label(core, _PLUS)

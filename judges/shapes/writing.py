@@ -34,22 +34,33 @@ Finder = Callable[[np.ndarray, np.ndarray, list[int]], Writing | None]
 
 def read_word(labels: np.ndarray, cover: np.ndarray, strange: list[int]) -> Writing | None:
     """The word that the strange blobs spell, letter by letter; None where there is none."""
-    mask = np.isin(labels, strange)
-    ink = np.where(ndimage.binary_dilation(mask), cover, 0)
+    ink = _ink(labels, cover, strange)
     correlation, word, top, left = _best_place(ink)
     if correlation < LEAST_CORRELATION:
         return None
-    glyphs = word_mask(word)
-    height, width = glyphs.shape
-    text = word if _spells(ink[top : top + height, left : left + width], word) else ""
-    box = np.zeros_like(mask)
+    height, width = word_mask(word).shape
+    if not _spells(ink[top : top + height, left : left + width], word):
+        return None
+    return _inside(labels, strange, word, (top, left, height, width))
+
+
+def _ink(labels: np.ndarray, cover: np.ndarray, strange: list[int]) -> np.ndarray:
+    return np.where(ndimage.binary_dilation(np.isin(labels, strange)), cover, 0)
+
+
+def _inside(
+    labels: np.ndarray, strange: list[int], text: str, where: tuple[int, int, int, int]
+) -> Writing | None:
+    """Writing made of the blobs that lie in a box (top, left, height, width)."""
+    top, left, height, width = where
+    box = np.zeros(labels.shape, bool)
     box[max(top - 1, 0) : top + height + 1, max(left - 1, 0) : left + width + 1] = True
     inside = frozenset(label for label in strange if box[labels == label].mean() > 0.7)
     return Writing(text, np.isin(labels, list(inside)), inside) if inside else None
 
 
 def unreadable(labels: np.ndarray, cover: np.ndarray, strange: list[int]) -> Writing | None:
-    """Blobs made of thin strokes, as high as letters, at least two side by side or one as wide as two."""
+    """Blobs made of thin strokes as high as letters, two side by side or one as wide; or a word misspelt."""
     letters = []
     for label in strange:
         mask = labels == label
@@ -67,7 +78,10 @@ def unreadable(labels: np.ndarray, cover: np.ndarray, strange: list[int]) -> Wri
                 right = right2
         if len(line) > 1 or width >= 1.6 * GLYPH_WIDTH * GLYPH_SCALE:
             return Writing("", np.isin(labels, list(line)), frozenset(line))
-    return None
+    correlation, word, top, left = _best_place(_ink(labels, cover, strange))
+    if correlation < LEAST_CORRELATION:
+        return None
+    return _inside(labels, strange, "", (top, left, *word_mask(word).shape))
 
 
 @lru_cache(maxsize=len(WORDS))

@@ -65,7 +65,7 @@ def draw_pictures(count: int, seed: int, folder: Path) -> Pictures:
             return Pictures(file["pixels"], file["texts"].tolist())
     rng = np.random.default_rng(seed)
     specs = draw_training_specs(count, rng)
-    pixels = [render(scene_for(spec, rng)) for spec in track(specs, description="drawing scenes")]
+    pixels = [render(scene_for(spec, rng, grid=True)) for spec in track(specs, description="drawing scenes")]
     pictures = Pictures(np.stack(pixels), [spec.text for spec in specs])
     np.savez_compressed(path, pixels=pictures.pixels, texts=np.array(pictures.texts))
     return pictures

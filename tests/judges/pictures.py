@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from judges.shapes.measure import Case, draw_cases
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.shapes import BACKGROUNDS, COLOURS, SIZE, Item, Scene, render
 
@@ -51,3 +53,9 @@ def rubric(check: str, verifier: str = "rule:shapes", **arguments: Any) -> Rubri
         id="c", text="a statement", verifier=verifier, arguments={"check": check, **arguments}
     )
     return Rubric(prompt="a prompt", criteria=(criterion,))
+
+
+@lru_cache(maxsize=1)
+def cases() -> tuple[Case, ...]:
+    """300 true scenes and near misses of all kinds of prompts; drawn once, since drawing is slow."""
+    return tuple(draw_cases(300, seed=11))

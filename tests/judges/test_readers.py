@@ -7,10 +7,10 @@ import pytest
 from scipy import ndimage
 
 from judges.shapes import ShapesJudge, shapes, shapes_second
-from judges.shapes.measure import draw_cases, measure
+from judges.shapes.measure import measure
 from mmrubric.shapes import BACKGROUNDS, COLOURS, OTHER, RADII, SHAPES, WORDS, Scene, Seen, Word, render
 from mmrubric.shapes.world import word_extent
-from tests.judges.pictures import box, disc, draw, plain, scene
+from tests.judges.pictures import box, cases, disc, draw, plain, scene
 
 READERS = [shapes(), shapes_second()]
 both = pytest.mark.parametrize("judge", READERS, ids=lambda judge: judge.id)
@@ -170,13 +170,12 @@ def test_elongated_circles_lose_their_name_gradually(judge: ShapesJudge):
 
 @both
 def test_agreement_on_a_few_hundred_scenes(judge: ShapesJudge):
-    cases = draw_cases(300, seed=11)
-    result = measure(judge, cases, np.stack([render(case.scene) for case in cases]))
+    result = measure(judge, cases(), np.stack([render(case.scene) for case in cases()]))
     assert result.worst >= 0.995 and result.near_misses >= 0.98, result
 
 
 def test_the_readers_agree_on_what_they_see():
-    pictures = [render(case.scene) for case in draw_cases(200, seed=12)]
+    pictures = [render(case.scene) for case in cases()]
     for one, two in zip(*(judge.see(pictures) for judge in READERS), strict=True):
         assert (one.background, one.word, one.word_colour) == (two.background, two.word, two.word_colour)
         assert len(one.items) == len(two.items)
