@@ -66,9 +66,7 @@ def classify(error: Exception, endpoint: Endpoint) -> CallFailed:
     if isinstance(error, (TimeoutError, openai.APITimeoutError)):
         return CallFailed(Failure.timeout, f"no answer within {endpoint.timeout:g} s", retry=True)
     if isinstance(error, openai.APIStatusError):
-        return _by_status(
-            error.status_code, _message(error), error.response.headers, endpoint, _usage(error.response)
-        )
+        return _by_status(error.status_code, _message(error), error.response.headers, endpoint, _usage(error.response))
     if isinstance(error, openai.APIConnectionError):
         cause = error.__cause__ or error
         return CallFailed(Failure.server_error, f"cannot reach {endpoint.base_url}: {cause}", retry=True)
@@ -98,9 +96,7 @@ def _by_status(
     lower = message.lower()
     for first, second, failure, hint in _HINTS:
         if first in lower and second in lower:
-            return CallFailed(
-                failure, f"{detail}; {hint}" if hint else detail, retry=False, status=status, usage=usage
-            )
+            return CallFailed(failure, f"{detail}; {hint}" if hint else detail, retry=False, status=status, usage=usage)
     return CallFailed(Failure.server_error, detail, retry=False, status=status, usage=usage)
 
 

@@ -132,9 +132,7 @@ def _rubric(prompt: str | None, file: Path | None, generator: str, options: list
     from mmrubric.rubric import Rubric
 
     if (prompt is None) == (file is None):
-        raise InputError(
-            "give either --prompt TEXT (a checklist is written for it) or --rubric FILE, not both"
-        )
+        raise InputError("give either --prompt TEXT (a checklist is written for it) or --rubric FILE, not both")
     if file is not None:
         if options:
             raise InputError("--option belongs to the rubric generator, which --rubric FILE does not use")
@@ -190,18 +188,14 @@ def _judged(
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
-PromptOption = Annotated[
-    str | None, typer.Option("--prompt", "-p", help="Write the checklist for this prompt.")
-]
+PromptOption = Annotated[str | None, typer.Option("--prompt", "-p", help="Write the checklist for this prompt.")]
 RubricFile = Annotated[Path | None, typer.Option("--rubric", "-r", help="A checklist file (.yaml or .json).")]
 Generator = Annotated[str, typer.Option(help="Who writes the checklist.")]
 GeneratorOptions = Annotated[
     list[str] | None, typer.Option("--option", help="Option of the generator, key=value; may be repeated.")
 ]
 JudgeName = Annotated[str, typer.Option("--judge", help="Who judges the pictures.")]
-JudgeOptions = Annotated[
-    list[str] | None, typer.Option(help="Option of the judge, key=value; may be repeated.")
-]
+JudgeOptions = Annotated[list[str] | None, typer.Option(help="Option of the judge, key=value; may be repeated.")]
 Aggregate = Annotated[str, typer.Option(help="How verdicts become a score: mean, weighted, points, ...")]
 AggregateOptions = Annotated[
     list[str] | None, typer.Option(help="Option of the aggregator, key=value; may be repeated.")
@@ -261,12 +255,8 @@ def compare(
     option: GeneratorOptions = None,
     judge: JudgeName = "shapes",
     judge_option: JudgeOptions = None,
-    margin: Annotated[
-        float, typer.Option(help="Smallest difference of scores that decides, in [0, 1].")
-    ] = 1e-6,
-    dependencies: Annotated[
-        str, typer.Option(help="none, direct or cascade: what a failed parent does.")
-    ] = "none",
+    margin: Annotated[float, typer.Option(help="Smallest difference of scores that decides, in [0, 1].")] = 1e-6,
+    dependencies: Annotated[str, typer.Option(help="none, direct or cascade: what a failed parent does.")] = "none",
     as_json: Json = False,
 ) -> None:
     """Say which of two pictures meets a checklist better, and why."""
@@ -312,14 +302,11 @@ def quickstart(
 
 
 @app.command(
-    epilog="Example: mmrubric report runs/quickstart --aggregate weighted "
-    "--aggregate-option dependencies=direct"
+    epilog="Example: mmrubric report runs/quickstart --aggregate weighted --aggregate-option dependencies=direct"
 )
 @command
 def report(
-    run_dir: Annotated[
-        Path, typer.Argument(help="Directory of a run, or its record file.", show_default=False)
-    ],
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a run, or its record file.", show_default=False)],
     aggregate: Aggregate = "mean",
     aggregate_option: AggregateOptions = None,
     phase: Annotated[str | None, typer.Option(help="Only this phase, such as train or eval.")] = None,
@@ -336,9 +323,7 @@ def report(
 
     scorer = aggregators.build(aggregate, **_options(aggregate_option, "--aggregate-option"))
     rebuilt = rebuild(run_dir, scorer, aggregate, phase=phase, judge_id=judge_id, out=out)
-    _output.get().show(
-        rebuilt.as_json(), rebuilt_table(aggregate, rebuilt.steps), f"Rewards written to {rebuilt.file}"
-    )
+    _output.get().show(rebuilt.as_json(), rebuilt_table(aggregate, rebuilt.steps), f"Rewards written to {rebuilt.file}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -349,9 +334,7 @@ def main(arguments: list[str] | None = None) -> None:
     except SystemExit as stop:
         # Wrong usage ends before a command runs, so the command could not answer.
         if stop.code == BAD_INPUT and "--json" in arguments and _output.get(None) is None:
-            print(
-                json.dumps({"error": "wrong usage; see standard error", "type": "UsageError", "exit_code": 2})
-            )
+            print(json.dumps({"error": "wrong usage; see standard error", "type": "UsageError", "exit_code": 2}))
         raise
 
 

@@ -88,9 +88,7 @@ def require_forbid(cls: type[BaseModel]) -> None:
     """
     for model in sorted(_models_in(cls), key=lambda m: m.__name__):
         if model.model_config.get("extra") != "forbid":
-            raise TypeError(
-                f'{model.__name__} must set extra="forbid": it would accept and ignore unknown keys'
-            )
+            raise TypeError(f'{model.__name__} must set extra="forbid": it would accept and ignore unknown keys')
 
 
 def _models_in(kind: Any, seen: set[type[BaseModel]] | None = None) -> set[type[BaseModel]]:
@@ -157,9 +155,7 @@ def _check_references(value: Any, where: str, key: str = "") -> None:
         for index, item in enumerate(value):
             _check_references(item, where, f"{key}.{index}")
     elif isinstance(value, str) and "${" in _PLAIN_REFERENCE.sub("", value):
-        raise InputError(
-            f"{where}: {key}: {_show(value)}: only references such as ${{a.b}} are allowed, no resolvers"
-        )
+        raise InputError(f"{where}: {key}: {_show(value)}: only references such as ${{a.b}} are allowed, no resolvers")
 
 
 def _explain(cls: type[BaseModel], detail: ErrorDetails, where: str, overrides: Sequence[str]) -> str:
@@ -180,11 +176,7 @@ def _explain(cls: type[BaseModel], detail: ErrorDetails, where: str, overrides: 
     message = detail["msg"].removeprefix("Value error, ")
     at = dotted or "the whole configuration"
     # A validator of a whole section gets the section as its input; printing it would hide the message.
-    given = (
-        ""
-        if isinstance(detail["input"], (dict, BaseModel)) and not loc
-        else f" (value {_show(detail['input'])})"
-    )
+    given = "" if isinstance(detail["input"], (dict, BaseModel)) and not loc else f" (value {_show(detail['input'])})"
     return f"{source}: {at}: {message}{given}"
 
 
@@ -226,9 +218,7 @@ def _direct_models(kind: Any) -> list[type[BaseModel]]:
 
 def _item_kinds(kind: Any) -> list[Any]:
     origin = get_origin(kind)
-    if origin in (list, tuple, dict, set, frozenset) or (
-        isinstance(origin, type) and issubclass(origin, Sequence)
-    ):
+    if origin in (list, tuple, dict, set, frozenset) or (isinstance(origin, type) and issubclass(origin, Sequence)):
         return list(get_args(kind))
     return [item for part in get_args(kind) for item in _item_kinds(part)]
 

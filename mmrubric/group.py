@@ -68,9 +68,7 @@ class Group:
         elif not sizes and self.pairs:
             sizes["pairs"] = 1 + max(max(i, j) for i, j, _ in self.pairs)
         if len(set(sizes.values())) != 1:
-            raise InputError(
-                f"group {self.key!r}: fields must agree on the number of samples, got {sizes or 'none'}"
-            )
+            raise InputError(f"group {self.key!r}: fields must agree on the number of samples, got {sizes or 'none'}")
         object.__setattr__(self, "size", next(iter(sizes.values())))
         if self.pairs is not None:
             object.__setattr__(self, "pairs", check_pairs(self.pairs, self.size))

@@ -68,9 +68,7 @@ class Normalized:
     """Readable notes such as 'composited on white'; empty when the pixels were taken as they were."""
 
 
-def normalize(
-    image: ImageLike, options: ImageOptions | None = None, *, source: str | None = None
-) -> Image.Image:
+def normalize(image: ImageLike, options: ImageOptions | None = None, *, source: str | None = None) -> Image.Image:
     """The picture as a judge sees it: RGB, 8 bits, upright, alpha on white, within the size limits.
 
     Args:
@@ -88,9 +86,7 @@ def normalize(
     return inspect(image, options, source=source).image
 
 
-def inspect(
-    image: ImageLike, options: ImageOptions | None = None, *, source: str | None = None
-) -> Normalized:
+def inspect(image: ImageLike, options: ImageOptions | None = None, *, source: str | None = None) -> Normalized:
     """`normalize`, with the list of changes that were made to the pixels."""
     options = options or ImageOptions()
     opened, name = _open(image, source)
@@ -121,9 +117,7 @@ def content_hash(image: ImageLike, options: ImageOptions | None = None) -> str:
 def pixel_hash(picture: Image.Image) -> str:
     """`content_hash` of a picture that is normalised already (mode RGB), without normalising it again."""
     if picture.mode != "RGB":
-        raise InputError(
-            f"pixel_hash takes a normalised RGB picture, got mode {picture.mode}; use content_hash"
-        )
+        raise InputError(f"pixel_hash takes a normalised RGB picture, got mode {picture.mode}; use content_hash")
     digest = hashlib.sha256(f"rgb8 {picture.width} {picture.height}\n".encode())
     digest.update(picture.tobytes())
     return digest.hexdigest()
@@ -172,9 +166,7 @@ def _open(image: ImageLike, source: str | None) -> tuple[Image.Image, str]:
         name = source or f"array {image.dtype} {list(image.shape)}"
         return _from_array(image, name), name
     kind = f"{type(image).__module__}.{type(image).__qualname__}"
-    raise InputError(
-        f"{source or kind}: give a PIL image, a path, bytes or a numpy array [H, W, 3], not {kind}"
-    )
+    raise InputError(f"{source or kind}: give a PIL image, a path, bytes or a numpy array [H, W, 3], not {kind}")
 
 
 def _open_path(path: str | bytes, source: str | None) -> tuple[Image.Image, str]:
@@ -225,9 +217,7 @@ def _from_array(array: np.ndarray, name: str) -> Image.Image:
             raise InputError(f"{name}: float pixels must be finite and in [0, 1]; for 0 to 255 use uint8")
         array = np.round(array.astype(np.float64) * 255).astype(np.uint8)
     elif array.dtype != np.uint8:
-        raise InputError(
-            f"{name}: pixel type {array.dtype} has no agreed range; use uint8, uint16 or float in [0, 1]"
-        )
+        raise InputError(f"{name}: pixel type {array.dtype} has no agreed range; use uint8, uint16 or float in [0, 1]")
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     # Pillow takes 2 channels for LA, 3 for RGB, 4 for RGBA.
@@ -286,17 +276,13 @@ def _colours(image: Image.Image, changes: list[str]) -> Image.Image:
     """RGB without the alpha channel; an embedded colour profile other than sRGB is applied."""
     profile = image.info.get(_ICC)
     if profile:
-        base = {"P": "RGB", "PA": "RGB", "RGBA": "RGB", "RGBX": "RGB", "LA": "L", "1": "L"}.get(
-            image.mode, image.mode
-        )
+        base = {"P": "RGB", "PA": "RGB", "RGBA": "RGB", "RGBX": "RGB", "LA": "L", "1": "L"}.get(image.mode, image.mode)
         plain = image.convert(base)
         try:
             inside = ImageCms.ImageCmsProfile(io.BytesIO(profile))
             if "srgb" in ImageCms.getProfileDescription(inside).lower():
                 return plain.convert("RGB")
-            converted = ImageCms.profileToProfile(
-                plain, inside, ImageCms.createProfile("sRGB"), outputMode="RGB"
-            )
+            converted = ImageCms.profileToProfile(plain, inside, ImageCms.createProfile("sRGB"), outputMode="RGB")
         except (ImageCms.PyCMSError, OSError) as error:
             changes.append(f"unusable colour profile ignored: {error}")
         else:

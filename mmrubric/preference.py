@@ -212,9 +212,7 @@ def pair_advantages(
     return np.divide(total, count, out=np.zeros(size), where=count > 0), (count > 0).astype(np.float64)
 
 
-def list_map(
-    ranks: ArrayLike, win: float = 1.0, loss: float = -0.1, centered: bool = False
-) -> tuple[Floats, Floats]:
+def list_map(ranks: ArrayLike, win: float = 1.0, loss: float = -0.1, centered: bool = False) -> tuple[Floats, Floats]:
     """Advantage [S] linear in the rank, from `win` at rank 1 to `loss` at the worst rank, and weight [S].
 
     Args:

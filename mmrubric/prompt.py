@@ -37,9 +37,7 @@ class Prompt:
             raise InputError(f"prompt: field id must be text that is not blank, got {self.id!r}")
         for name in ("text", "negative"):
             if not isinstance(getattr(self, name), str):
-                raise InputError(
-                    f"prompt {self.id!r}: field {name} must be text, got {getattr(self, name)!r}"
-                )
+                raise InputError(f"prompt {self.id!r}: field {name} must be text, got {getattr(self, name)!r}")
         if isinstance(self.sources, (str, bytes)):
             raise InputError(f"prompt {self.id!r}: field sources must be a sequence of images")
         object.__setattr__(self, "sources", tuple(self.sources))

@@ -78,9 +78,7 @@ class RunRecord:
                 # Read under the lock, so that two writers cannot take the same attempt number.
                 seen = RecordReader(self.path) if os.fstat(file).st_size else None
                 self._rubrics = set(seen.rubrics) if seen else set()
-                self.attempt = Attempt(
-                    len(seen.attempts) if seen else 0, from_step, config_hash, round(time.time(), 3)
-                )
+                self.attempt = Attempt(len(seen.attempts) if seen else 0, from_step, config_hash, round(time.time(), 3))
                 header = {"kind": "attempt", "format": FORMAT} | {
                     f.name: getattr(self.attempt, f.name) for f in fields(Attempt)
                 }
@@ -106,9 +104,7 @@ class RunRecord:
                 parts.append(_line({"kind": "rubric", "hash": key, "rubric": rubric_io.dump(rubric)}))
             for row in rows:
                 if row.rubric_hash not in self._rubrics and row.rubric_hash not in fresh:
-                    raise InputError(
-                        f"{self.path}: sample {row.sample_id!r} names rubric {row.rubric_hash}, not given"
-                    )
+                    raise InputError(f"{self.path}: sample {row.sample_id!r} names rubric {row.rubric_hash}, not given")
                 if row.phase == TRAIN and row.step < self.attempt.from_step:
                     raise InputError(
                         f"{self.path}: train row of step {row.step}, but this attempt starts at step "
@@ -164,9 +160,7 @@ class RunRecord:
                 done += os.write(file, data[done:])
         except OSError as error:
             os.ftruncate(file, size)
-            raise RunError(
-                f"{self.path}: cannot be written: {error.strerror}; free space and resume"
-            ) from error
+            raise RunError(f"{self.path}: cannot be written: {error.strerror}; free space and resume") from error
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -140,9 +140,7 @@ class RecordReader:
                 if epoch is not None and places[0].epoch > epoch:
                     aggregator.end_epoch()
                 epoch = places[0].epoch
-            yield from [
-                (group, aggregator(group.table, ctx)) for group, ctx in zip(block, places, strict=True)
-            ]
+            yield from [(group, aggregator(group.table, ctx)) for group, ctx in zip(block, places, strict=True)]
             if training:
                 aggregator.observe([group.table for group in block], places)
 
@@ -158,15 +156,11 @@ class RecordReader:
                 block = {}
             place = (row.phase, row.step)
             if row.group_key in done:
-                raise InputError(
-                    f"{self.path}:{row.line}: a row of a group that ended on line {done[row.group_key]}"
-                )
+                raise InputError(f"{self.path}:{row.line}: a row of a group that ended on line {done[row.group_key]}")
             mates = block.setdefault(row.group_key, [])
             twin = next((mate for mate in mates if mate.sample_id == row.sample_id), None)
             if twin is not None:
-                raise InputError(
-                    f"{self.path}:{row.line}: sample {row.sample_id!r} is on line {twin.line} already"
-                )
+                raise InputError(f"{self.path}:{row.line}: sample {row.sample_id!r} is on line {twin.line} already")
             mates.append(row)
         if block:
             yield self._close(block, done)
@@ -216,29 +210,21 @@ class RecordReader:
     def _scan(self, number: int, data: dict[str, Any]) -> None:
         kind = data["kind"]
         if not self.attempts and kind != "attempt":
-            raise InputError(
-                f"{self.path}:{number}: the first line must be an attempt; this is not a run record"
-            )
+            raise InputError(f"{self.path}:{number}: the first line must be an attempt; this is not a run record")
         if kind == "attempt":
             if data.get("format") != FORMAT:
-                raise InputError(
-                    f"{self.path}:{number}: format {data.get('format')!r}; this program reads {FORMAT}"
-                )
+                raise InputError(f"{self.path}:{number}: format {data.get('format')!r}; this program reads {FORMAT}")
             try:
                 attempt = Attempt(**{f.name: data[f.name] for f in fields(Attempt)})
             except KeyError as error:
                 raise InputError(f"{self.path}:{number}: attempt line without {error}") from error
             if attempt.attempt != len(self.attempts):
-                raise InputError(
-                    f"{self.path}:{number}: attempt {attempt.attempt}, expected {len(self.attempts)}"
-                )
+                raise InputError(f"{self.path}:{number}: attempt {attempt.attempt}, expected {len(self.attempts)}")
             self.attempts.append(attempt)
         elif kind == "rubric":
             rubric = rubric_io.parse(data.get("rubric"), f"{self.path}:{number}")
             if rubric.hash != data.get("hash"):
-                raise InputError(
-                    f"{self.path}:{number}: the rubric does not have the hash it is filed under; edited?"
-                )
+                raise InputError(f"{self.path}:{number}: the rubric does not have the hash it is filed under; edited?")
             self.rubrics[rubric.hash] = rubric
         elif kind == "sample":
             row = self._row(number, data)
@@ -247,9 +233,7 @@ class RecordReader:
             key = (row.phase, row.step)
             self._latest[key] = max(row.attempt, self._latest.get(key, 0))
         else:
-            raise InputError(
-                f"{self.path}:{number}: unknown kind {kind!r}; known: attempt, rubric, sample, torn"
-            )
+            raise InputError(f"{self.path}:{number}: unknown kind {kind!r}; known: attempt, rubric, sample, torn")
 
     def _row(self, number: int, data: dict[str, Any]) -> SampleRow:
         try:

@@ -118,9 +118,7 @@ def rows_of(
     rewards = shared.pop("reward", None)
     rewards = [None] * len(samples) if rewards is None else list(rewards)
     if not len(verdicts) == len(samples) == len(rewards):
-        raise InputError(
-            f"rows_of: {len(verdicts)} verdict lists, {len(samples)} samples, {len(rewards)} rewards"
-        )
+        raise InputError(f"rows_of: {len(verdicts)} verdict lists, {len(samples)} samples, {len(rewards)} rewards")
     key = rubric.hash
     return [
         SampleRow(

@@ -149,9 +149,7 @@ class Criterion(_Frozen):
     @model_validator(mode="after")
     def _scale_is_complete(self) -> Criterion:
         if (self.scale == "ordinal") != bool(self.anchors) or (self.anchors and len(self.anchors) < 2):
-            raise ValueError(
-                "an ordinal scale needs at least 2 anchors, and only an ordinal scale has anchors"
-            )
+            raise ValueError("an ordinal scale needs at least 2 anchors, and only an ordinal scale has anchors")
         if (self.scale == "nominal") != bool(self.options) or (self.options and len(self.options) < 2):
             raise ValueError("a nominal scale needs at least 2 options, and only a nominal scale has options")
         labels = [option.label for option in self.options]
@@ -164,9 +162,7 @@ class Criterion(_Frozen):
         }[self.scale]
         if self.expected is not None and self.expected not in allowed:
             listed = ", ".join(allowed) if allowed else "none (the anchors say what is good)"
-            raise ValueError(
-                f"expected: {self.expected!r} is no answer of this {self.scale} scale; known: {listed}"
-            )
+            raise ValueError(f"expected: {self.expected!r} is no answer of this {self.scale} scale; known: {listed}")
         if self.scale == "nominal" and self.expected is None:
             bare = [option.label for option in self.options if option.value is None and not option.na]
             if bare:
@@ -273,9 +269,7 @@ class Rubric(_Frozen):
         except ValueError as error:
             raise ValueError(f"depends_on has {error}") from None
         texts = [criterion.text.strip().casefold() for criterion in criteria]
-        same = sorted(
-            {criterion.id for criterion, text in zip(criteria, texts, strict=True) if texts.count(text) > 1}
-        )
+        same = sorted({criterion.id for criterion, text in zip(criteria, texts, strict=True) if texts.count(text) > 1})
         if same:
             warnings.warn(f"criteria {same} repeat each other's text, which doubles its weight", stacklevel=2)
         return criteria
@@ -302,9 +296,7 @@ class Rubric(_Frozen):
 
     def edited(self, criteria: Iterable[Criterion]) -> Rubric:
         """A new version with these criteria; its provenance counts the edit and names its parent."""
-        provenance = self.provenance.model_copy(
-            update={"version": self.provenance.version + 1, "parent": self.hash}
-        )
+        provenance = self.provenance.model_copy(update={"version": self.provenance.version + 1, "parent": self.hash})
         try:
             return Rubric(prompt=self.prompt, criteria=tuple(criteria), provenance=provenance)
         except ValidationError as error:

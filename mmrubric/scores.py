@@ -81,9 +81,7 @@ class ScoreTable:
                 if verdict.sample_id not in rows:
                     raise InputError(f"verdict on unknown sample {verdict.sample_id!r}; known: {list(rows)}")
                 if verdict.criterion_id not in columns:
-                    raise InputError(
-                        f"verdict on unknown criterion {verdict.criterion_id!r}; known: {list(columns)}"
-                    )
+                    raise InputError(f"verdict on unknown criterion {verdict.criterion_id!r}; known: {list(columns)}")
                 cell = rows[verdict.sample_id], columns[verdict.criterion_id]
                 if cell in seen:
                     raise InputError(

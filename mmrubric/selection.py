@@ -85,8 +85,6 @@ def check(drawn: int, keep: int, best: int) -> None:
         InputError: unless 2 <= keep <= drawn and 0 <= best <= keep.
     """
     if not 2 <= keep <= drawn:
-        raise InputError(
-            f"selection keeps {keep} of {drawn} samples; needs 2 <= keep <= number of samples drawn"
-        )
+        raise InputError(f"selection keeps {keep} of {drawn} samples; needs 2 <= keep <= number of samples drawn")
     if not 0 <= best <= keep:
         raise InputError(f"selection: best is {best}; needs 0 <= best <= keep ({keep})")

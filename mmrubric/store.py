@@ -84,9 +84,7 @@ class Store:
         self._closed = False
         self._connection()
 
-    def get(
-        self, key: str, sample_id: str, criterion_ids: Sequence[str] | None = None
-    ) -> list[Verdict] | None:
+    def get(self, key: str, sample_id: str, criterion_ids: Sequence[str] | None = None) -> list[Verdict] | None:
         """Verdicts stored under `key`, or None.
 
         The key knows pictures and texts, not the names given to them; so the verdicts come back under the
@@ -107,14 +105,9 @@ class Store:
         verdicts = [Verdict.from_dict(row) for row in rows]
         ids = [v.criterion_id for v in verdicts] if criterion_ids is None else list(criterion_ids)
         if len(ids) != len(verdicts):
-            raise InputError(
-                f"{self.path}: key {key} holds {len(verdicts)} verdicts, but {len(ids)} ids were given"
-            )
+            raise InputError(f"{self.path}: key {key} holds {len(verdicts)} verdicts, but {len(ids)} ids were given")
         cost = Cost(cached=True)
-        return [
-            replace(v, sample_id=sample_id, criterion_id=i, cost=cost)
-            for v, i in zip(verdicts, ids, strict=True)
-        ]
+        return [replace(v, sample_id=sample_id, criterion_id=i, cost=cost) for v, i in zip(verdicts, ids, strict=True)]
 
     def put(self, key: str, verdicts: Sequence[Verdict]) -> bool:
         """Stores the verdicts of one request, if all of them are valid.
@@ -133,9 +126,7 @@ class Store:
     def get_json(self, key: str, kind: str) -> Any | None:
         """The JSON value under `key`, or None. A value of another kind under the key is an `InputError`."""
         with self._guard():
-            row = (
-                self._connection().execute("SELECT kind, value FROM entries WHERE key = ?", (key,)).fetchone()
-            )
+            row = self._connection().execute("SELECT kind, value FROM entries WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
         if row[0] != kind:
@@ -143,9 +134,7 @@ class Store:
         try:
             return json.loads(row[1])
         except json.JSONDecodeError as error:
-            raise InputError(
-                f"{self.path}: key {key} holds broken JSON ({error}); delete the file"
-            ) from error
+            raise InputError(f"{self.path}: key {key} holds broken JSON ({error}); delete the file") from error
 
     def put_json(self, key: str, value: Any, kind: str) -> None:
         """Stores any valid answer that is not a list of verdicts, such as a joint rank. Failures stay out."""
@@ -161,9 +150,7 @@ class Store:
             # conflict.
             connection.execute("BEGIN IMMEDIATE")
             try:
-                connection.executemany(
-                    "INSERT INTO entries VALUES (?, ?, ?, ?) ON CONFLICT (key) DO NOTHING", rows
-                )
+                connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?) ON CONFLICT (key) DO NOTHING", rows)
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -172,10 +159,7 @@ class Store:
 
     def __contains__(self, key: str) -> bool:
         with self._guard():
-            return (
-                self._connection().execute("SELECT 1 FROM entries WHERE key = ?", (key,)).fetchone()
-                is not None
-            )
+            return self._connection().execute("SELECT 1 FROM entries WHERE key = ?", (key,)).fetchone() is not None
 
     def __len__(self) -> int:
         with self._guard():
@@ -264,9 +248,7 @@ class Store:
             raise
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
-            raise InputError(
-                f"{self.path}: this file system cannot hold a shared store (journal mode {mode})"
-            )
+            raise InputError(f"{self.path}: this file system cannot hold a shared store (journal mode {mode})")
         # NORMAL with WAL: a killed process loses nothing, a power cut at most the last answers, never the
         # file.
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -278,9 +260,7 @@ class Store:
         except sqlite3.OperationalError as error:
             raise RunError(f"{self.path}: the verdict store failed: {error}") from error
         except sqlite3.DatabaseError as error:
-            raise InputError(
-                f"{self.path}: not a verdict store or damaged ({error}); move it away"
-            ) from error
+            raise InputError(f"{self.path}: not a verdict store or damaged ({error}); move it away") from error
 
 
 def is_valid(verdict: Verdict) -> bool:
@@ -315,6 +295,4 @@ def _check_json(value: Any, where: str) -> None:
         for index, item in enumerate(value):
             _check_json(item, f"{where}[{index}]")
         return
-    raise InputError(
-        f"{where}: {type(value).__name__} is not JSON; convert it to text, numbers, lists and objects"
-    )
+    raise InputError(f"{where}: {type(value).__name__} is not JSON; convert it to text, numbers, lists and objects")

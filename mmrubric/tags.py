@@ -240,9 +240,7 @@ class Registry(Generic[T]):
             if key in _REQUIRED and value not in list(_REQUIRED[key]):
                 raise InputError(f"tag {key}: unknown value {value!r}; known: {', '.join(_REQUIRED[key])}")
         return [
-            name
-            for name in self.names()
-            if all(getattr(self._tags[name], key) == value for key, value in tags.items())
+            name for name in self.names() if all(getattr(self._tags[name], key) == value for key, value in tags.items())
         ]
 
     def _require(self, name: str) -> None:

@@ -78,15 +78,11 @@ class Verdict:
             try:
                 object.__setattr__(self, "failure", Failure(self.failure))
             except ValueError:
-                raise InputError(
-                    f"{where}: unknown failure {self.failure!r}; known: {', '.join(Failure)}"
-                ) from None
+                raise InputError(f"{where}: unknown failure {self.failure!r}; known: {', '.join(Failure)}") from None
         if self.met is None:
             return
         if self.failure is not None or not self.applicable:
-            raise InputError(
-                f"{where}: met must be None when the judge failed or the question does not apply"
-            )
+            raise InputError(f"{where}: met must be None when the judge failed or the question does not apply")
         try:
             met = float(self.met)
         except (TypeError, ValueError):
@@ -118,9 +114,7 @@ class Verdict:
         unknown = sorted(set(data) - known)
         missing = sorted({"sample_id", "criterion_id", "met"} - set(data))
         if unknown or missing:
-            raise InputError(
-                f"verdict: unknown fields {unknown}, missing fields {missing}; known: {sorted(known)}"
-            )
+            raise InputError(f"verdict: unknown fields {unknown}, missing fields {missing}; known: {sorted(known)}")
         values = dict(data)
         if "cost" in values:
             try:

@@ -90,9 +90,7 @@ class EmbeddingCache:
 
     def batch(self, texts: Sequence[str], tokens: int) -> Embedding:
         """Embeddings of P texts, stacked: each tensor [P, ...]."""
-        return tuple(
-            torch.stack(parts) for parts in zip(*(self.get(text, tokens) for text in texts), strict=True)
-        )
+        return tuple(torch.stack(parts) for parts in zip(*(self.get(text, tokens) for text in texts), strict=True))
 
 
 class Conditioner:
@@ -123,9 +121,7 @@ class Conditioner:
         rows = [self.cache.batch([p.text for p in chosen], tokens)]
         if guided:
             rows.insert(0, self.cache.batch([p.negative for p in chosen], tokens))
-        return tuple(
-            torch.cat([t[place.to(t.device)] for t in tensors]) for tensors in zip(*rows, strict=True)
-        )
+        return tuple(torch.cat([t[place.to(t.device)] for t in tensors]) for tensors in zip(*rows, strict=True))
 
 
 def _size(embedding: Embedding) -> int:

@@ -68,9 +68,7 @@ class FlowPolicy:
     ) -> None:
         self.adapter, self.lora, self.precision, self.batch = adapter, lora, precision, batch
         self.version = 0
-        self.deployed = self._complete(
-            deployed or Sampler(steps=28, shift=adapter.default_shift, schedule="diffusers")
-        )
+        self.deployed = self._complete(deployed or Sampler(steps=28, shift=adapter.default_shift, schedule="diffusers"))
         self._core = adapter.module
         self._wrapped = self._core
         self._trainable = [(name, p) for name, p in self._core.named_parameters() if p.requires_grad]
@@ -97,9 +95,7 @@ class FlowPolicy:
         self._wrapped = fn(self._core)
         kept = dict(self._core.named_parameters())
         if any(kept.get(name) is not p for name, p in self._trainable):
-            raise RuntimeError(
-                "the wrapper replaced the trainable parameters: only wrappers that keep them work (DDP)"
-            )
+            raise RuntimeError("the wrapper replaced the trainable parameters: only wrappers that keep them work (DDP)")
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) of what trains, float32, in a fixed order, named as in the unwrapped module."""
@@ -142,8 +138,7 @@ class FlowPolicy:
         sampler = self._complete(sampler or self.deployed)
         if not prompts or len(prompts) != len(seeds):
             raise InputError(
-                f"sample needs one seed per prompt row and at least one row: {len(prompts)} prompts, "
-                f"{len(seeds)} seeds"
+                f"sample needs one seed per prompt row and at least one row: {len(prompts)} prompts, {len(seeds)} seeds"
             )
         unknown = sorted(set(record) - RECORDABLE)
         if unknown:
@@ -169,9 +164,7 @@ class FlowPolicy:
                 paths.append(flow.walk(velocity, x, draw, table, record, sampler.log_prob))
                 images.append(self.adapter.decode(paths[-1].final))
         rows = index.clone() if prompt_rows is None else torch.as_tensor(prompt_rows, dtype=torch.long)
-        numbers = (
-            count_within(index) if sample_index is None else torch.as_tensor(sample_index, dtype=torch.long)
-        )
+        numbers = count_within(index) if sample_index is None else torch.as_tensor(sample_index, dtype=torch.long)
         if len(rows) != len(prompts) or len(numbers) != len(prompts):
             raise InputError("prompt_rows and sample_index need one entry per prompt row")
         return Rollout(
@@ -235,9 +228,7 @@ class FlowPolicy:
             mean = flow.step_mean(x, velocity, table, numbers)
             out.mean = mean if "mean" in need else None
             if "log_prob" in need:
-                action = rollout.actions[
-                    rows.to(rollout.actions.device), positions.to(rollout.actions.device)
-                ]
+                action = rollout.actions[rows.to(rollout.actions.device), positions.to(rollout.actions.device)]
                 assert out.std is not None
                 out.log_prob = flow.log_prob(action.to(device), mean, out.std, sampler.log_prob)
         return out
@@ -258,23 +249,17 @@ class FlowPolicy:
             InputError: counts differ, or images of another type or shape.
         """
         if not prompts or len(prompts) != len(samples):
-            raise InputError(
-                f"adopt needs one prompt per sample: {len(prompts)} prompts, {len(samples)} samples"
-            )
+            raise InputError(f"adopt needs one prompt per sample: {len(prompts)} prompts, {len(samples)} samples")
         with torch.no_grad():
             if isinstance(samples, np.ndarray):
                 if samples.dtype != np.uint8 or samples.ndim != 4 or samples.shape[3] != 3:
-                    raise InputError(
-                        f"images must be uint8 [B, H, W, 3], not {samples.dtype} {samples.shape}"
-                    )
+                    raise InputError(f"images must be uint8 [B, H, W, 3], not {samples.dtype} {samples.shape}")
                 self.adapter.latent_shape(*samples.shape[1:3])
                 parts = [self.adapter.encode_images(samples[p]) for p in batches(len(samples), self.batch)]
                 latents, images = torch.cat(parts), samples
             else:
                 latents = samples.to(self.device, torch.float32)
-                images = np.concatenate(
-                    [self.adapter.decode(latents[p]) for p in batches(len(latents), self.batch)]
-                )
+                images = np.concatenate([self.adapter.decode(latents[p]) for p in batches(len(latents), self.batch)])
         unique, index = distinct(prompts)
         numbers = count_within(index)
         return Rollout(
@@ -282,9 +267,7 @@ class FlowPolicy:
             prompt_index=index,
             prompt_rows=index.clone(),
             sample_index=numbers,
-            sample_ids=[
-                f"adopted-{row:05d}-{n:03d}" for row, n in zip(index.tolist(), numbers.tolist(), strict=True)
-            ],
+            sample_ids=[f"adopted-{row:05d}-{n:03d}" for row, n in zip(index.tolist(), numbers.tolist(), strict=True)],
             seeds=None,
             policy_version=self.version,
             sampler=self.deployed,
@@ -356,9 +339,7 @@ class FlowPolicy:
             "height": sampler.height or deployed.height or height,
             "width": sampler.width or deployed.width or width,
             "max_sequence_length": next(
-                n
-                for n in (sampler.max_sequence_length, tokens, self.adapter.default_sequence_length)
-                if n is not None
+                n for n in (sampler.max_sequence_length, tokens, self.adapter.default_sequence_length) if n is not None
             ),
         }
         return sampler.model_copy(update=filled)

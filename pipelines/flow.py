@@ -105,9 +105,7 @@ def step_table(levels: Tensor, noise: str, level: float, stochastic: Sequence[in
     x_scale, v_scale, std = torch.ones_like(dt), dt.clone(), torch.zeros_like(dt)
     chosen = torch.tensor(sorted(stochastic), dtype=torch.long)
     if len(chosen) and int(chosen[-1]) >= len(dt) - 1:
-        raise InputError(
-            f"step {int(chosen[-1])} of {len(dt)} cannot be stochastic: the last step is deterministic"
-        )
+        raise InputError(f"step {int(chosen[-1])} of {len(dt)} cannot be stochastic: the last step is deterministic")
     if noise == "ode" or len(chosen) == 0:
         return StepTable(x_scale, v_scale, std, sigma, dt)
     s, s_after, s_dt = sigma[chosen], after[chosen], dt[chosen]
@@ -215,6 +213,4 @@ def walk(
         if "log_prob" in record:
             log_probs.append(log_prob(action, mean, std, form))
         x = action
-    return Path(
-        x, *(torch.stack(items, 1) if items else None for items in (states, actions, log_probs, means))
-    )
+    return Path(x, *(torch.stack(items, 1) if items else None for items in (states, actions, log_probs, means)))

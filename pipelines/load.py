@@ -74,9 +74,7 @@ def load_policy(
         raise InputError(f"lora options were given with tune={tune!r}: use tune='lora'")
     copies = [name for name, wanted in (("old", old), ("ema", ema), ("reference", reference)) if wanted]
     if tune is None and (copies or gradient_checkpointing):
-        raise InputError(
-            "tune=None trains nothing: ema, old, reference and gradient_checkpointing do not apply"
-        )
+        raise InputError("tune=None trains nothing: ema, old, reference and gradient_checkpointing do not apply")
     if batch is not None and batch < 1:
         raise InputError(f"batch must be at least 1 row, not {batch}")
     source = resolve(path_or_id)
@@ -109,9 +107,7 @@ def load_policy(
         add_lora(adapter.module, lora or LoraOptions())
     if gradient_checkpointing:
         pipe.transformer.enable_gradient_checkpointing()
-    return FlowPolicy(
-        adapter, lora=tune == "lora", precision=precision, copies=copies, deployed=deployed, batch=batch
-    )
+    return FlowPolicy(adapter, lora=tune == "lora", precision=precision, copies=copies, deployed=deployed, batch=batch)
 
 
 def add_lora(module: Any, options: LoraOptions) -> None:
@@ -151,9 +147,7 @@ def resolve(path_or_id: str | Path) -> str:
     """
     if str(path_or_id) == "shapes":
         if not SHAPES.is_dir():
-            raise InputError(
-                f"the shipped generator is missing: {SHAPES} does not exist; reinstall the package"
-            )
+            raise InputError(f"the shipped generator is missing: {SHAPES} does not exist; reinstall the package")
         return str(SHAPES)
     path = Path(path_or_id)
     if path.is_dir():

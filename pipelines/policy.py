@@ -74,9 +74,7 @@ class Sampler(BaseModel, frozen=True, extra="forbid"):
         if self.noise == "cps" and self.level > 1:
             raise ValueError(f"sampler.level is {self.level}: cps takes a level in [0, 1]")
         if self.log_prob == "cps" and self.noise != "cps":
-            raise ValueError(
-                f"sampler.log_prob 'cps' belongs to noise 'cps', not '{self.noise}': use 'gaussian'"
-            )
+            raise ValueError(f"sampler.log_prob 'cps' belongs to noise 'cps', not '{self.noise}': use 'gaussian'")
         if self.same_noise and not self.stochastic:
             raise ValueError(
                 "sampler.same_noise with deterministic steps makes all samples of a prompt equal: "
@@ -159,10 +157,7 @@ class Rollout:
             seeds=None if self.seeds is None else [self.seeds[i] for i in numbers],
             samples=self.samples[index.to(self.samples.device)],
             images=self.images[index.numpy()],
-            **{
-                name: take(getattr(self, name))
-                for name in ("states", "actions", "log_probs", "means", "mask")
-            },
+            **{name: take(getattr(self, name)) for name in ("states", "actions", "log_probs", "means", "mask")},
         )
 
     @staticmethod
@@ -178,9 +173,7 @@ class Rollout:
         for other in rollouts[1:]:
             for name in ("sampler", "policy_version"):
                 if getattr(first, name) != getattr(other, name):
-                    raise InputError(
-                        f"rollouts differ in {name}: {getattr(first, name)} and {getattr(other, name)}"
-                    )
+                    raise InputError(f"rollouts differ in {name}: {getattr(first, name)} and {getattr(other, name)}")
             if not (torch.equal(first.sigmas, other.sigmas) and torch.equal(first.steps, other.steps)):
                 raise InputError("rollouts differ in noise levels or recorded steps")
             for name in ("seeds", "states", "actions", "log_probs", "means", "mask"):

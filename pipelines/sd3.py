@@ -78,9 +78,7 @@ class SD3Adapter:
         if height % unit or width % unit:
             raise InputError(f"height and width must be multiples of {unit} pixels, not {height} x {width}")
         if max(height, width) // unit > config.pos_embed_max_size:
-            raise InputError(
-                f"{height} x {width} pixels: this model goes up to {unit * config.pos_embed_max_size}"
-            )
+            raise InputError(f"{height} x {width} pixels: this model goes up to {unit * config.pos_embed_max_size}")
         return config.in_channels, height // factor, width // factor
 
     def problem(self, text: str, tokens: int) -> str | None:

@@ -47,9 +47,7 @@ def eval_seed(run_seed: int, item_id: str, sample: int) -> RowSeed:
 class NoiseStream:
     """Standard normal noise for B rows, one generator per row."""
 
-    def __init__(
-        self, seeds: Sequence[int], shape: Sequence[int], device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, seeds: Sequence[int], shape: Sequence[int], device: torch.device | str = "cpu") -> None:
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._shape = tuple(shape)
         self._device = device

@@ -47,9 +47,7 @@ class WeightCopies:
     @property
     def names(self) -> tuple[str, ...]:
         """Names that `swapped` accepts."""
-        return tuple(
-            name for name in COPIES if name in self._copies or (self._adapter and name == "reference")
-        )
+        return tuple(name for name in COPIES if name in self._copies or (self._adapter and name == "reference"))
 
     @contextmanager
     def swapped(self, name: str) -> Iterator[None]:
@@ -114,9 +112,7 @@ class WeightCopies:
         if name not in COPIES:
             raise InputError(f"unknown weights '{name}': known are {', '.join(COPIES)}")
         if name not in self.names:
-            raise InputError(
-                f"the policy keeps no {name} weights: load it with load_policy(..., {name}=True)"
-            )
+            raise InputError(f"the policy keeps no {name} weights: load it with load_policy(..., {name}=True)")
 
     def _exchange(self, copy: dict[str, Tensor]) -> None:
         for key, parameter in self._parameters:

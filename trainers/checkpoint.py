@@ -158,15 +158,11 @@ class Checkpoint:
         """
         manifest = self._json(_MANIFEST)
         if manifest.get("format") != FORMAT:
-            raise InputError(
-                f"{self.path}: checkpoint format {manifest.get('format')!r}, this version reads {FORMAT}"
-            )
+            raise InputError(f"{self.path}: checkpoint format {manifest.get('format')!r}, this version reads {FORMAT}")
         try:
             tensors = load_file(str(self.path / _TENSORS))
         except (SafetensorError, OSError) as error:
-            raise InputError(
-                f"{self.path / _TENSORS}: cannot be read ({error}); resume from another one"
-            ) from error
+            raise InputError(f"{self.path / _TENSORS}: cannot be read ({error}); resume from another one") from error
         return unpack(tensors, self._json(_STATE))
 
     def config(self) -> dict[str, Any]:
@@ -293,9 +289,7 @@ def _open(path: Path) -> Checkpoint:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         return Checkpoint(path, int(manifest["step"]), int(manifest["serial"]))
     except (OSError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path / _MANIFEST}: cannot be read ({error}); is this a checkpoint directory?"
-        ) from error
+        raise InputError(f"{path / _MANIFEST}: cannot be read ({error}); is this a checkpoint directory?") from error
 
 
 def _flush(path: Path) -> None:

@@ -77,9 +77,7 @@ def _groups(config: TrainConfig) -> None:
     try:
         advantage.build(config.advantage.name, **advantage_options(config)).check_size(size)
     except InputError as error:
-        raise InputError(
-            f"advantage.name={config.advantage.name} with rollout.group_size={size}: {error}"
-        ) from None
+        raise InputError(f"advantage.name={config.advantage.name} with rollout.group_size={size}: {error}") from None
     if drawn is not None:
         if drawn <= size:
             raise InputError(f"rollout.oversample={drawn} must be above rollout.group_size={size}, or null")
@@ -140,9 +138,7 @@ def _evaluation(config: TrainConfig) -> None:
             "or set eval.allow_same_judge=true (the report then says so)"
         )
     if evaluation.weights == "ema" and config.ema.decay is None:
-        raise InputError(
-            "eval.weights=ema, but ema.decay is null, so no average is kept: set ema.decay or weights=raw"
-        )
+        raise InputError("eval.weights=ema, but ema.decay is null, so no average is kept: set ema.decay or weights=raw")
 
 
 def _effects(config: TrainConfig) -> None:

@@ -68,9 +68,7 @@ class Cell:
     stopped: str = ""
 
 
-def cell_config(
-    config: CompareConfig, folder: Path, output: Path, advantage: str, loss: str, seed: int
-) -> TrainConfig:
+def cell_config(config: CompareConfig, folder: Path, output: Path, advantage: str, loss: str, seed: int) -> TrainConfig:
     """The settings of a cell; its number of steps spends the budget of images.
 
     Raises:
@@ -161,11 +159,7 @@ def _spread(values: Sequence[float], sign: bool = False) -> str:
     """Mean and, with several seeds, the range, in percent."""
     plus = "+" if sign else ""
     mean = f"{100 * np.mean(values):{plus}.1f}"
-    return (
-        mean
-        if len(values) < 2
-        else f"{mean} ({100 * min(values):{plus}.1f} to {100 * max(values):{plus}.1f})"
-    )
+    return mean if len(values) < 2 else f"{mean} ({100 * min(values):{plus}.1f} to {100 * max(values):{plus}.1f})"
 
 
 def _write(path: Path, data: Any) -> None:
@@ -175,12 +169,10 @@ def _write(path: Path, data: Any) -> None:
 
 
 def main(
-    config: Annotated[Path, typer.Option(help="YAML of the comparison.")] = Path(
-        "configs/shapes/compare.yaml"
+    config: Annotated[Path, typer.Option(help="YAML of the comparison.")] = Path("configs/shapes/compare.yaml"),
+    output: Annotated[Path, typer.Option(help="Directory of the runs and of table.md and table.json.")] = Path(
+        "runs/compare"
     ),
-    output: Annotated[
-        Path, typer.Option(help="Directory of the runs and of table.md and table.json.")
-    ] = Path("runs/compare"),
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as key=value.")] = None,
     cell: Annotated[str | None, typer.Option(help="Only this cell, as advantage,loss,seed.")] = None,
 ) -> None:
@@ -229,9 +221,7 @@ def run(
         command = [sys.executable, "-m", "trainers.compare", "--config", str(path), "--output", str(output)]
         done = subprocess.run([*command, "--cell", name, *overrides], check=False)
         if done.returncode:
-            raise RunError(
-                f"cell {name} ended with code {done.returncode}; the same command goes on from here"
-            )
+            raise RunError(f"cell {name} ended with code {done.returncode}; the same command goes on from here")
     cells = [Cell(**json.loads(_result(output, key).read_text())) for key in wanted]
     _write(output / "table.json", [asdict(item) for item in cells])
     (output / "table.md").write_text(table(cells))
@@ -247,9 +237,7 @@ def _key(text: str, wanted: Sequence[tuple[str, str, int]]) -> tuple[str, str, i
     for key in wanted:
         if ",".join(map(str, key)) == text:
             return key
-    raise InputError(
-        f"--cell {text}: no such cell; known: {'; '.join(','.join(map(str, k)) for k in wanted)}"
-    )
+    raise InputError(f"--cell {text}: no such cell; known: {'; '.join(','.join(map(str, k)) for k in wanted)}")
 
 
 if __name__ == "__main__":

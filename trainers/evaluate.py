@@ -71,9 +71,7 @@ class EvalResult:
         for item in self.items:
             rows[item.row].append(item)
         return tuple(
-            ScoreTable.from_verdicts(
-                rubric, [item.sample_id for item in group], [item.verdicts for item in group]
-            )
+            ScoreTable.from_verdicts(rubric, [item.sample_id for item in group], [item.verdicts for item in group])
             for rubric, group in zip(self.rubrics, rows, strict=True)
         )
 
@@ -186,9 +184,7 @@ def evaluate(
         RunError: the judge failed too often, or broke off.
     """
     if not prompts or len(prompts) != len(rubrics):
-        raise InputError(
-            f"an evaluation needs one rubric per prompt: {len(prompts)} prompts, {len(rubrics)} rubrics"
-        )
+        raise InputError(f"an evaluation needs one rubric per prompt: {len(prompts)} prompts, {len(rubrics)} rubrics")
     began = time.perf_counter()
     used = sampler or policy.deployed
     dist = dist or Dist()
@@ -226,15 +222,11 @@ def evaluate(
         for (row, number, name, image), verdicts in zip(where, answers, strict=True):
             text = f"{type(error).__name__}: {error}" if error else ""
             kept = image if keep_images else None
-            mine.append(
-                EvalItem(row, number, name, image_tools.content_hash(image), tuple(verdicts), kept, text)
-            )
+            mine.append(EvalItem(row, number, name, image_tools.content_hash(image), tuple(verdicts), kept, text))
     items = dist.gather_rows(mine, key=lambda item: (item.row, item.sample))
     if broken := [item.error for item in items if item.error]:
         raise RunError(f"evaluation: judging broke off on {len(broken)} of {len(items)} images: {broken[0]}")
-    check_failures(
-        [v for item in items for v in item.verdicts], max_failure_share, f"evaluation at step {step}"
-    )
+    check_failures([v for item in items for v in item.verdicts], max_failure_share, f"evaluation at step {step}")
     return EvalResult(
         tuple(prompts), tuple(rubrics), tuple(items), worker.judge.id, used, weights, step,
         time.perf_counter() - began, same_judge,

@@ -182,9 +182,7 @@ class Guards:
             InputError: keys are missing or unknown.
         """
         if set(state) != set(self.state_dict()):
-            raise InputError(
-                f"state of the collapse guards has keys {sorted(state)}, not {sorted(self.state_dict())}"
-            )
+            raise InputError(f"state of the collapse guards has keys {sorted(state)}, not {sorted(self.state_dict())}")
         self._sum, self._norm, self._rewards = (
             float(state["sum"]),
             float(state["norm"]),

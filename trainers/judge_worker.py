@@ -44,9 +44,7 @@ class JudgeWorker:
             asked = {criterion.id for criterion in request.rubric.criteria}
             given = [verdict.criterion_id for verdict in answer]
             if set(given) != asked or len(given) != len(asked):
-                raise RunError(
-                    f"judge {self.judge.id}: asked about {sorted(asked)}, answered {sorted(given)}"
-                )
+                raise RunError(f"judge {self.judge.id}: asked about {sorted(asked)}, answered {sorted(given)}")
         return verdicts
 
     def close(self) -> None:
@@ -81,9 +79,7 @@ def check_failures(verdicts: Sequence[Verdict], limit: float, where: str) -> flo
         for verdict in verdicts:
             if verdict.failure is not None:
                 kinds[str(verdict.failure.value)] = kinds.get(str(verdict.failure.value), 0) + 1
-        listed = ", ".join(
-            f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1])
-        )
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
         raise RunError(
             f"{where}: the judge failed on {share:.0%} of {len(verdicts)} verdicts ({listed}), more than "
             f"max_failure_share={limit}. See to the judge, then continue with run.resume=auto."

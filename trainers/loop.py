@@ -57,12 +57,8 @@ class Trainer:
         self.eval_rubrics, self.same_judge = made.eval_rubrics, made.eval_judge is made.judge
         self.dist = Dist()
 
-        self.prompts = PromptSampler(
-            made.prompts, config.data.prompts_per_step, config.run.seed, config.data.shuffle
-        )
-        self.shard = split_rows(config.data.prompts_per_step, config.rollout.drawn, self.dist.world)[
-            self.dist.rank
-        ]
+        self.prompts = PromptSampler(made.prompts, config.data.prompts_per_step, config.run.seed, config.data.shuffle)
+        self.shard = split_rows(config.data.prompts_per_step, config.rollout.drawn, self.dist.world)[self.dist.rank]
         self.aggregator = aggregate.build(config.reward.aggregate, **config.reward.options)
         self.advantage = advantage.build(config.advantage.name, **checks.advantage_options(config))
         self.loss, self.kl, self.decay = checks.loss_of(config), checks.kl_of(config), checks.decay_of(config)
@@ -150,9 +146,7 @@ class Trainer:
         self._log(step, metrics, judged, groups, sampled)
         return metrics
 
-    def evaluate(
-        self, keep_images: bool = False, progress: Callable[[int, int], None] | None = None
-    ) -> EvalResult:
+    def evaluate(self, keep_images: bool = False, progress: Callable[[int, int], None] | None = None) -> EvalResult:
         """Evaluate on the held-out prompts with the deployed sampler. It changes and chooses nothing.
 
         Args:
@@ -180,10 +174,7 @@ class Trainer:
         self.policy.version += 1
         if self.loss.kind == "forward":
             self.policy.update_old(self.decay(step))
-        if (
-            self.config.ema.decay is not None
-            and self.done % self.config.ema.every == self.config.ema.every - 1
-        ):
+        if self.config.ema.decay is not None and self.done % self.config.ema.every == self.config.ema.every - 1:
             self.policy.update_ema(self.config.ema.decay)
 
     def snapshot(self) -> dict[str, Any]:
@@ -316,9 +307,7 @@ class Trainer:
     ) -> None:
         self.invariants.check(step, metrics)
         if self.record is not None:
-            rewards = {
-                id: r for group in groups for id, r in zip(group.table.sample_ids, group.rewards, strict=True)
-            }
+            rewards = {id: r for group in groups for id, r in zip(group.table.sample_ids, group.rewards, strict=True)}
             rubrics = [group.table.rubric for group in groups]
             hashes, ids = [rubric.hash for rubric in rubrics], self.prompts.at(step)
             self.record.append(
@@ -355,9 +344,7 @@ class Trainer:
             save_config(config, self.directory / "config.yaml")
         self.dist.barrier()
         settings = config.model_dump(mode="json")
-        self.tracking = Tracking(
-            self.directory, config.tracking, self.accelerator, settings, config.run.steps
-        )
+        self.tracking = Tracking(self.directory, config.tracking, self.accelerator, settings, config.run.steps)
         self.tracking.cut(kept)
         path = self.directory / "record.jsonl"
         self.record = RunRecord(path, self.done, config_hash(config)) if self.dist.main else None

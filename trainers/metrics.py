@@ -201,9 +201,7 @@ def group_metrics(rewards: Sequence[Any], prompt_ids: Sequence[str], tol: float 
     known = [g[~np.isnan(g)] for g in groups]
     values = np.concatenate(known) if known else np.empty(0)
     drawn = sum(g.size for g in groups)
-    pairs = np.concatenate(
-        [np.abs(k[:, None] - k[None, :])[np.triu_indices(k.size, 1)] for k in known] or [values]
-    )
+    pairs = np.concatenate([np.abs(k[:, None] - k[None, :])[np.triu_indices(k.size, 1)] for k in known] or [values])
     return {
         "group/size_min": float(min((g.size for g in groups), default=math.nan)),
         "group/size_max": float(max((g.size for g in groups), default=math.nan)),
@@ -216,9 +214,7 @@ def group_metrics(rewards: Sequence[Any], prompt_ids: Sequence[str], tol: float 
     }
 
 
-def table_metrics(
-    tables: Sequence[ScoreTable], by: Literal["category", "id"] = "category"
-) -> dict[str, float]:
+def table_metrics(tables: Sequence[ScoreTable], by: Literal["category", "id"] = "category") -> dict[str, float]:
     """Per-criterion means of the judged samples of a whole step; unknown entries are left out, never 0.
 
     Args:
@@ -306,12 +302,8 @@ def default_limits(
     """
     replay = 1e-6 if precision == "fp32" else 1e-5
     limits = {
-        "replay/logprob_absdiff_mean": Limit(
-            max=replay, help="replay and rollout use different inputs or batch sizes"
-        ),
-        "replay/logprob_absdiff_max": Limit(
-            max=replay, help="replay and rollout use different inputs or batch sizes"
-        ),
+        "replay/logprob_absdiff_mean": Limit(max=replay, help="replay and rollout use different inputs or batch sizes"),
+        "replay/logprob_absdiff_max": Limit(max=replay, help="replay and rollout use different inputs or batch sizes"),
         "group/zero_std_share": Limit(
             max=0.5, help="most groups teach nothing: larger groups, softer or harder rubrics"
         ),

@@ -69,15 +69,11 @@ class RubricBook:
 
     def _write(self, new: list[Prompt]) -> list[Rubric]:
         if self.generator is None:
-            raise InputError(
-                f"rubric.file holds no rubric for the prompt {new[0].text!r} (and {len(new) - 1} more)"
-            )
+            raise InputError(f"rubric.file holds no rubric for the prompt {new[0].text!r} (and {len(new) - 1} more)")
         written: list[Any] = [None, None]
         if self.main:
             try:
-                written[0] = [
-                    self.generator.generate_sync(prompt, next(iter(prompt.sources), None)) for prompt in new
-                ]
+                written[0] = [self.generator.generate_sync(prompt, next(iter(prompt.sources), None)) for prompt in new]
             except InputError as error:
                 written[1] = str(error)
         # Rank 0 writes for all: two calls of a language model would give two rubrics.
@@ -109,13 +105,10 @@ class RubricBook:
         for data, key in zip(state["rubrics"], state["hashes"], strict=True):
             rubric = Rubric.parse(data, "checkpoint")
             if rubric.hash != key:
-                raise InputError(
-                    f"checkpoint: the rubric of {rubric.prompt!r} is not the one that was trained with"
-                )
+                raise InputError(f"checkpoint: the rubric of {rubric.prompt!r} is not the one that was trained with")
             if (mine := self._of.get(rubric.prompt)) is not None and mine.hash != key:
                 raise InputError(
-                    f"rubric.file: the rubric of {rubric.prompt!r} changed since the checkpoint; "
-                    f"start a new run"
+                    f"rubric.file: the rubric of {rubric.prompt!r} changed since the checkpoint; start a new run"
                 )
             self._of[rubric.prompt] = rubric
 
@@ -154,9 +147,7 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     # numbers.
     kwargs = DistributedDataParallelKwargs(broadcast_buffers=False)
     trackers: list[Any] = list(config.tracking.trackers)
-    return Accelerator(
-        log_with=trackers or None, project_dir=str(config.run.directory), kwargs_handlers=[kwargs]
-    )
+    return Accelerator(log_with=trackers or None, project_dir=str(config.run.directory), kwargs_handlers=[kwargs])
 
 
 def make_judge(options: JudgeSection) -> Judge:
@@ -202,9 +193,7 @@ def read_inputs(
             f"data.prompts_per_step={config.data.prompts_per_step}, but {train.name} has {len(train)} prompts"
         )
     scorer = aggregate.build(config.reward.aggregate, **config.reward.options)
-    generator = (
-        None if config.rubric.file else generators.build(config.rubric.generator, **config.rubric.options)
-    )
+    generator = None if config.rubric.file else generators.build(config.rubric.generator, **config.rubric.options)
     known = Rubric.load_many(config.rubric.file) if config.rubric.file else []
     rubrics = RubricBook(generator, known, scorer.check, main, world)
     eval_rubrics = RubricBook(generator, known, None, main, world) if heldout is not None else None

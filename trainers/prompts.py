@@ -66,9 +66,7 @@ class PromptSet:
             if not prompt.text.strip():
                 raise InputError(f"{name}, {place}: blank prompt text; remove it or write one")
             if prompt.id in seen:
-                raise InputError(
-                    f"{name}, {place}: prompt id {prompt.id!r} is used already in {seen[prompt.id]}"
-                )
+                raise InputError(f"{name}, {place}: prompt id {prompt.id!r} is used already in {seen[prompt.id]}")
             seen[prompt.id] = place
         return cls(name, tuple(prompt for _, prompt in placed))
 
@@ -101,9 +99,7 @@ def load(spec: str | Path, count: int | None = None, seed: int = 0) -> PromptSet
     path = Path(text)
     readers = {".jsonl": _jsonl, ".txt": _txt}
     if path.suffix not in readers:
-        raise InputError(
-            f"{text}: prompts come from a .jsonl or .txt file, or from shapes:train or shapes:heldout"
-        )
+        raise InputError(f"{text}: prompts come from a .jsonl or .txt file, or from shapes:train or shapes:heldout")
     if not path.is_file():
         raise InputError(f"{text}: no such file")
     try:
@@ -142,9 +138,7 @@ def _jsonl(file: str, number: int, line: str) -> Prompt:
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from error
     if not isinstance(data, dict):
-        raise InputError(
-            f'{place}: expected an object such as {{"id": ..., "text": ...}}, not {type(data).__name__}'
-        )
+        raise InputError(f'{place}: expected an object such as {{"id": ..., "text": ...}}, not {type(data).__name__}')
     try:
         row = _Line.model_validate(data)
     except ValidationError as error:
@@ -227,9 +221,7 @@ class PromptSampler:
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         total = len(self.prompts)
-        return (
-            np.random.default_rng([self.seed, epoch]).permutation(total) if self.shuffle else np.arange(total)
-        )
+        return np.random.default_rng([self.seed, epoch]).permutation(total) if self.shuffle else np.arange(total)
 
     def _repaired(self, epoch: int, before: np.ndarray | None) -> np.ndarray:
         order, total = self._shuffled(epoch), len(self.prompts)

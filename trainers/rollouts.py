@@ -179,9 +179,7 @@ def tabulate(
     tables = []
     for number, rubric in enumerate(rubrics):
         rows = [row for row in judged if row.prompt_row == number]
-        table = ScoreTable.from_verdicts(
-            rubric, [row.sample_id for row in rows], [row.verdicts for row in rows]
-        )
+        table = ScoreTable.from_verdicts(rubric, [row.sample_id for row in rows], [row.verdicts for row in rows])
         if permute is not None:
             random = np.random.default_rng(seeds.derive("permute", *permute, number))
             table = ScoreTable(rubric, table.met[random.permutation(len(table))], table.sample_ids)
@@ -223,9 +221,7 @@ def deserve(
     size = groups[0].size
     values, weights = np.zeros((len(groups), size)), np.zeros((len(groups), size))
     over_all = options.stats_over == "all"
-    results = advantage.compute(
-        groups if over_all else [g.take(rows) for g, rows in zip(groups, kept, strict=True)]
-    )
+    results = advantage.compute(groups if over_all else [g.take(rows) for g, rows in zip(groups, kept, strict=True)])
     for row, (rows, out) in enumerate(zip(kept, results, strict=True)):
         values[row, rows] = out.advantage[rows] if over_all else out.advantage
         weights[row, rows] = out.weight[rows] if over_all else out.weight

@@ -164,14 +164,10 @@ def _request(result: EvalResult, item: EvalItem) -> JudgeRequest:
         raise RunError(f"the evaluation kept no picture of {item.sample_id}; evaluate with keep_images=True")
     sources = result.prompts[item.row].sources
     source = sources[0] if sources else None
-    return JudgeRequest(
-        rubric=result.rubrics[item.row], candidate=item.image, source=source, sample_id=item.sample_id
-    )
+    return JudgeRequest(rubric=result.rubrics[item.row], candidate=item.image, source=source, sample_id=item.sample_id)
 
 
-def _pictures(
-    result: EvalResult, row: int, second: dict[tuple[int, int], list[Verdict]], show: bool
-) -> list[Picture]:
+def _pictures(result: EvalResult, row: int, second: dict[tuple[int, int], list[Verdict]], show: bool) -> list[Picture]:
     """The pictures of a prompt; only the first one of a shown prompt travels into the page."""
     return [
         Picture(

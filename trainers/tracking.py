@@ -161,9 +161,7 @@ class Tracking:
             if tracker.name == "wandb":
                 import wandb  # optional
 
-                shown = [
-                    wandb.Image(image, caption=text) for image, text in zip(images, captions, strict=True)
-                ]
+                shown = [wandb.Image(image, caption=text) for image, text in zip(images, captions, strict=True)]
                 tracker.log({name: shown}, step=step)
             elif tracker.name == "tensorboard":
                 tracker.writer.add_images(name, images, step, dataformats="NHWC")

@@ -99,12 +99,8 @@ def plan(config: TrainConfig) -> dict[str, Any]:
 
 def main(
     config: Annotated[Path, typer.Option(help="YAML file, such as configs/shapes/rpo.yaml.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings to change, as section.key=value.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option(help="Check everything that needs no weights, print the plan, end.")
-    ] = False,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as section.key=value.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Check everything that needs no weights, print the plan, end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Align a generator by rubrics.

@@ -121,17 +121,13 @@ class Updater:
         recompute = self._recompute(sampled_at)
         items, trained, live = self._items(rollout, advantage, weight, run_seed, step)
         exact = self.loss.kind == "replay" and not recompute and sampled_at == self.optim.batch_size
-        plans = [
-            self._plan(items, trained & chunk, live & chunk, exact) for chunk in self._chunks(rollout, items)
-        ]
+        plans = [self._plan(items, trained & chunk, live & chunk, exact) for chunk in self._chunks(rollout, items)]
         stats = UpdateStats(Means(), skipped=int((trained & ~live).sum()) if self.options.skip_zero else 0)
         self._prepare(rollout, items, plans, recompute)
         for epoch in range(self.optim.epochs):
             for plan in plans:
                 if plan.microbatches:
-                    self._accumulate(
-                        rollout, items, plan, stats.log, first_pass=epoch == 0 and stats.updates == 0
-                    )
+                    self._accumulate(rollout, items, plan, stats.log, first_pass=epoch == 0 and stats.updates == 0)
                     stats.log.add("optim/grad_norm", self._step())
                     stats.updates += 1
                     stats.forwards += sum(len(part) for part in plan.microbatches)
@@ -188,9 +184,7 @@ class Updater:
             # of items goes on with one of weight 0, so that all ranks run the same collectives.
             wanted = size if exact else max(len(part), 1)
             if short := wanted - len(part):
-                filler = (
-                    part[:1] if len(part) else mine[:1] if len(mine) else torch.zeros(1, dtype=torch.long)
-                )
+                filler = part[:1] if len(part) else mine[:1] if len(mine) else torch.zeros(1, dtype=torch.long)
                 part = torch.cat([part, filler.expand(short)])
                 weight = torch.cat([weight, weight.new_zeros(short)])
             parts.append(part)
@@ -277,9 +271,7 @@ class Updater:
         if math.isfinite(norm) or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
         else:
-            raise RunError(
-                f"the gradient norm is {norm}: the update would destroy the weights, so it was not made"
-            )
+            raise RunError(f"the gradient norm is {norm}: the update would destroy the weights, so it was not made")
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.made += 1
@@ -317,9 +309,5 @@ def noise_levels(rollout: Rollout, count: int, run_seed: int, step: int) -> Tens
 def level_noise(rollout: Rollout, count: int, run_seed: int, step: int) -> Tensor:
     """[B * count, ...] fresh normal noise, by (run seed, step, prompt row, sample, level)."""
     keys = zip(rollout.prompt_rows.tolist(), rollout.sample_index.tolist(), strict=True)
-    rows = [
-        seeds.derive("level noise", run_seed, step, row, sample, n)
-        for row, sample in keys
-        for n in range(count)
-    ]
+    rows = [seeds.derive("level noise", run_seed, step, row, sample, n) for row, sample in keys for n in range(count)]
     return seeds.NoiseStream(rows, rollout.samples.shape[1:], rollout.samples.device).draw()

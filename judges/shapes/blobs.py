@@ -44,8 +44,7 @@ _CROSS += [(-x, -y) for x, y in _CROSS]
 _HALF_DISC = [(math.cos(math.pi * k / 24), math.sin(math.pi * k / 24)) for k in range(25)]
 _BAR = [(-1.1, -0.7), (1.1, -0.7), (1.1, 0.7), (-1.1, 0.7)]
 _STAR = [
-    ((1, 0.45)[k % 2] * math.sin(math.pi * k / 5), -(1, 0.45)[k % 2] * math.cos(math.pi * k / 5))
-    for k in range(10)
+    ((1, 0.45)[k % 2] * math.sin(math.pi * k / 5), -(1, 0.45)[k % 2] * math.cos(math.pi * k / 5)) for k in range(10)
 ]
 _TRAPEZOID = [(-0.55, -1), (0.55, -1), (1.05, 1), (-1.05, 1)]
 STRANGERS = [
@@ -195,9 +194,9 @@ def _draw(points: list[tuple[float, float]], x: float, y: float, radius: float) 
     return np.asarray(canvas.resize((SIZE, SIZE), Image.Resampling.BOX))
 
 
-def colours(values: np.ndarray, labels: np.ndarray, count: int) -> list[str]:
+def colours(values: np.ndarray, labels: np.ndarray, count: int, reach: float = COLOUR_REACH) -> list[str]:
     """Palette name of each blob's inner pixels, `OTHER` where they are mixed or bear no name."""
-    classes, inner = colour_classes(values, labels)
+    classes, inner = colour_classes(values, labels, reach)
     named = len(_PALETTE) + 1
     where = np.flatnonzero(inner)
     keys = labels.ravel()[where] * named + classes.ravel()[where]
@@ -208,7 +207,9 @@ def colours(values: np.ndarray, labels: np.ndarray, count: int) -> list[str]:
     return [names[k] if s >= PURE else OTHER for k, s in zip(best, share, strict=True)]
 
 
-def colour_classes(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def colour_classes(
+    values: np.ndarray, labels: np.ndarray, reach: float = COLOUR_REACH
+) -> tuple[np.ndarray, np.ndarray]:
     """Index of the nearest palette colour of a blob's pixels (6 = none), and which pixels are inside a blob.
 
     Edge pixels are a mixture with the background, so only pixels whose four neighbours are in the blob count;
@@ -217,7 +218,7 @@ def colour_classes(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, 
     mask = labels > 0
     where = np.flatnonzero(mask)
     nearest, distance = closest(values.reshape(-1, 3)[where], _PALETTE)
-    nearest[distance > COLOUR_REACH**2] = len(_PALETTE)
+    nearest[distance > reach**2] = len(_PALETTE)
     classes = np.full(labels.shape, len(_PALETTE))
     classes.ravel()[where] = nearest
     inner = ndimage.binary_erosion(mask, _FLAT4, border_value=1)

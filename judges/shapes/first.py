@@ -13,6 +13,8 @@ MIN_AREA = 8.0
 """Blobs with less area than this are specks and not seen, in pixels."""
 BACKGROUND_REACH = 60.0
 """Largest colour distance at which a pixel counts as the named background."""
+STROKE_COLOUR_REACH = 110.0
+"""As `COLOUR_REACH` of blobs, for letters: blur mixes their thin strokes with the background throughout."""
 _LARGE_RADIUS = (RADII["small"][1] + RADII["large"][0]) / 2
 _AREA_PER_R2 = {"circle": np.pi, "square": 3.24, "triangle": 2.2, "cross": 2.2576}
 """Area divided by the squared radius, from the outlines of `mmrubric.shapes.world`."""
@@ -46,7 +48,7 @@ def read(pixels: np.ndarray) -> list[Seen]:
         word = colour = None
         if image in words:
             word = words[image].text
-            colour = colours(values[image][None], words[image].mask[None].astype(np.int32), 1)[0]
+            colour = colours(values[image][None], words[image].mask[None].astype(np.int32), 1, STROKE_COLOUR_REACH)[0]
         result.append(Seen(name, tuple(items[image]), word, colour))
     return result
 

@@ -82,11 +82,7 @@ class ShapesJudge:
             InputError: a picture cannot be opened, is not square or is too small.
         """
         stack = [to_pixels(candidate) for candidate in candidates]
-        return [
-            seen
-            for k in range(0, len(stack), _CHUNK)
-            for seen in self._reader(np.stack(stack[k : k + _CHUNK]))
-        ]
+        return [seen for k in range(0, len(stack), _CHUNK) for seen in self._reader(np.stack(stack[k : k + _CHUNK]))]
 
     def _check_candidate(self, request: JudgeRequest) -> None:
         if isinstance(request.candidate, str):
@@ -104,8 +100,7 @@ class ShapesJudge:
                 )
             if criterion.scale != "binary":
                 raise InputError(
-                    f"criterion {criterion.id!r} has the scale {criterion.scale!r}; judge {self.id!r} "
-                    "answers yes or no"
+                    f"criterion {criterion.id!r} has the scale {criterion.scale!r}; judge {self.id!r} answers yes or no"
                 )
             try:
                 holds(criterion.arguments, Seen(background=""))

@@ -93,8 +93,7 @@ def measure(judge: ShapesJudge, cases: Sequence[Case], pictures: np.ndarray) -> 
         pictures: uint8 [N, 64, 64, 3], what each case's scene looks like, perhaps distorted.
     """
     requests = [
-        JudgeRequest(c.rubric, p, sample_id=str(k))
-        for k, (c, p) in enumerate(zip(cases, pictures, strict=True))
+        JudgeRequest(c.rubric, p, sample_id=str(k)) for k, (c, p) in enumerate(zip(cases, pictures, strict=True))
     ]
     began = time.process_time()
     answers = judge.score_sync(requests)
@@ -160,14 +159,10 @@ def table(results: Sequence[Agreement]) -> Table:
 
 def main(arguments: Sequence[str] | None = None, distort: Distortion | None = None) -> list[Agreement]:
     """Run the measurement from the command line; `distort` stands in for `--blur`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenes", type=int, default=5000, help="number of scenes")
     parser.add_argument("--seed", type=int, default=0, help="seed of prompts and scenes")
-    parser.add_argument(
-        "--blur", type=float, help="blur the pictures by this many pixels, add noise and JPEG"
-    )
+    parser.add_argument("--blur", type=float, help="blur the pictures by this many pixels, add noise and JPEG")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args(arguments)
     cases = draw_cases(options.scenes, options.seed)

@@ -125,9 +125,7 @@ def fit(outlines: Radii, area: np.ndarray) -> Fit:
     sound = np.abs(enclosed - area) <= AREA_TOLERANCE * area
     misfit, radius = deviation[rows, best], scale[rows, best]
     # In blur a cross grows like a diamond: a diamond must fit clearly better.
-    good = (
-        (deviation[:, strange].min(1) > 0.5 * misfit) & sound & (misfit <= MISFIT) & (radius >= LEAST_RADIUS)
-    )
+    good = (deviation[:, strange].min(1) > 0.5 * misfit) & sound & (misfit <= MISFIT) & (radius >= LEAST_RADIUS)
     shapes = [names[k] if ok else OTHER for k, ok in zip(best, good, strict=True)]
     return Fit(shapes, radius, outlines.x, outlines.y, misfit)
 

@@ -68,11 +68,7 @@ def _relation(arguments: Mapping[str, Any], seen: Seen) -> str:
 
 
 def _background(arguments: Mapping[str, Any], seen: Seen) -> str:
-    return (
-        "the background has no known colour"
-        if seen.background == OTHER
-        else f"the background is {seen.background}"
-    )
+    return "the background has no known colour" if seen.background == OTHER else f"the background is {seen.background}"
 
 
 def _writing(arguments: Mapping[str, Any], seen: Seen) -> str:
@@ -84,11 +80,7 @@ def _writing(arguments: Mapping[str, Any], seen: Seen) -> str:
 def _writing_colour(arguments: Mapping[str, Any], seen: Seen) -> str:
     if seen.word is None:
         return "no writing seen"
-    return (
-        "the writing has no known colour"
-        if seen.word_colour == OTHER
-        else f"the writing is {seen.word_colour}"
-    )
+    return "the writing has no known colour" if seen.word_colour == OTHER else f"the writing is {seen.word_colour}"
 
 
 def _nothing_else(arguments: Mapping[str, Any], seen: Seen) -> str:

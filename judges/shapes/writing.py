@@ -48,9 +48,7 @@ def _ink(labels: np.ndarray, cover: np.ndarray, strange: list[int]) -> np.ndarra
     return np.where(ndimage.binary_dilation(np.isin(labels, strange)), cover, 0)
 
 
-def _inside(
-    labels: np.ndarray, strange: list[int], text: str, where: tuple[int, int, int, int]
-) -> Writing | None:
+def _inside(labels: np.ndarray, strange: list[int], text: str, where: tuple[int, int, int, int]) -> Writing | None:
     """Writing made of the blobs that lie in a box (top, left, height, width)."""
     top, left, height, width = where
     box = np.zeros(labels.shape, bool)

@@ -86,9 +86,7 @@ class Grpo(Advantage):
         # Each value is already a sum of group z-scores, whose mean is 0: only the batch scale is left to
         # apply.
         std = _batch_std(values, self.ddof) + self.eps if self.scale == "batch" else 1.0
-        return [
-            self._out(np.divide(v, std, out=np.zeros(len(v)), where=v != 0), ~np.isnan(v)) for v in values
-        ]
+        return [self._out(np.divide(v, std, out=np.zeros(len(v)), where=v != 0), ~np.isnan(v)) for v in values]
 
     def _advantage(self, values: Floats, batch_std: float | None) -> AdvantageOut:
         known = ~np.isnan(values)

@@ -20,9 +20,7 @@ PAIRINGS = (*preference.PAIRINGS, "list")
 SOURCES = ("auto", "pairs", "table", "rewards")
 
 
-@registry.register(
-    "rpo", Tags(Construction.contrastive_pairs, Optimisation.refine, Signal.output_level, Loop.none)
-)
+@registry.register("rpo", Tags(Construction.contrastive_pairs, Optimisation.refine, Signal.output_level, Loop.none))
 @dataclass(frozen=True, kw_only=True)
 class Rpo(Advantage):
     """`win` to the winner of a pair, `loss` to the loser, 0 to both for a tie; no mean, no std.
@@ -86,9 +84,7 @@ class Rpo(Advantage):
         if source == "auto":
             source = next((name for name in SOURCES[1:] if getattr(group, name) is not None), None)
             if source is None:
-                raise InputError(
-                    f"rpo needs Group.pairs, table or rewards; group {group.key!r} has none of them"
-                )
+                raise InputError(f"rpo needs Group.pairs, table or rewards; group {group.key!r} has none of them")
         value = group.need(source, "rpo")
         if source == "pairs":
             return value
@@ -96,9 +92,7 @@ class Rpo(Advantage):
             if value.ndim != 1:
                 raise InputError(f"rpo compares one reward per sample, got shape {list(value.shape)}")
             margin = preference.margin_of(self.margin, self.binarize)
-            return tuple(
-                (i, j, preference.compare_rewards(value[i], value[j], margin)) for i, j in self._which(group)
-            )
+            return tuple((i, j, preference.compare_rewards(value[i], value[j], margin)) for i, j in self._which(group))
         return preference.compare_pairs(
             value,
             self._which(group),
@@ -122,7 +116,5 @@ class Rpo(Advantage):
             ranks = preference.ranks_of(pairs, group.size)
             advantage, weight = preference.list_map(ranks, self.win, self.loss, self.centered)
         else:
-            advantage, weight = preference.pair_advantages(
-                pairs, group.size, self.win, self.loss, self.centered
-            )
+            advantage, weight = preference.pair_advantages(pairs, group.size, self.win, self.loss, self.centered)
         return AdvantageOut(clamped(advantage, self.clamp), weight)

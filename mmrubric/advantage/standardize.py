@@ -37,11 +37,7 @@ def masked_standardize(
     """
     check_options(ddof, eps, tol)
     x = np.asarray(values, dtype=np.float64)
-    known = (
-        ~np.isnan(x)
-        if mask is None
-        else ~np.isnan(x) & np.broadcast_to(np.asarray(mask, dtype=bool), x.shape)
-    )
+    known = ~np.isnan(x) if mask is None else ~np.isnan(x) & np.broadcast_to(np.asarray(mask, dtype=bool), x.shape)
     if np.isinf(x[known]).any():
         raise InputError("masked_standardize: values hold infinity; use NaN for unknown")
     deviation, signal = center(x, known, axes, tol)
@@ -57,9 +53,7 @@ def check_options(ddof: int, eps: float, tol: float) -> None:
     number("tol", tol, low=0.0)
 
 
-def center(
-    x: Floats, known: np.ndarray, axes: int | tuple[int, ...] | None, tol: float
-) -> tuple[Floats, np.ndarray]:
+def center(x: Floats, known: np.ndarray, axes: int | tuple[int, ...] | None, tol: float) -> tuple[Floats, np.ndarray]:
     """x minus the mean of its known values (0 elsewhere), and whether there is a signal."""
     count = known.sum(axis=axes, keepdims=True)
     mean = np.where(known, x, 0.0).sum(axis=axes, keepdims=True) / np.maximum(count, 1)

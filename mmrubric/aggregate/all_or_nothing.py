@@ -11,9 +11,7 @@ from mmrubric.scores import Floats, ScoreTable
 from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags
 
 
-@registry.register(
-    "all_or_nothing", Tags(Construction.llm_direct, Optimisation.none, Signal.output_level, Loop.none)
-)
+@registry.register("all_or_nothing", Tags(Construction.llm_direct, Optimisation.none, Signal.output_level, Loop.none))
 @dataclass(kw_only=True)
 class AllOrNothing(Aggregator):
     """1.0 if every criterion is passed, 0.0 if a known one is not, NaN if that hangs on an unknown one.

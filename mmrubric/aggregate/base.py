@@ -81,9 +81,7 @@ class Aggregator:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`. State for a stateless aggregator means another one wrote it: `InputError`."""
         if state:
-            raise InputError(
-                f"{type(self).__name__} keeps no state, but the checkpoint holds {sorted(state)}"
-            )
+            raise InputError(f"{type(self).__name__} keeps no state, but the checkpoint holds {sorted(state)}")
 
 
 registry: Registry[Aggregator] = Registry("aggregator")

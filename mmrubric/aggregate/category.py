@@ -21,9 +21,7 @@ ALIASES = {"Task Fulfillment and Quality": "TF"}
 """Long names under which the published rubric prompt writes a category of the preset."""
 
 
-@registry.register(
-    "category", Tags(Construction.llm_direct, Optimisation.none, Signal.output_level, Loop.none)
-)
+@registry.register("category", Tags(Construction.llm_direct, Optimisation.none, Signal.output_level, Loop.none))
 @dataclass(kw_only=True)
 class Category(Aggregator):
     """R = sum_c alpha_c S_c with S_c = sum |w| good / sum |w| within the category, in [0, 1].
@@ -55,9 +53,7 @@ class Category(Aggregator):
         present = {self._name(criterion.category) for criterion in rubric.criteria}
         unnamed = sorted(present - set(alpha))
         if unnamed:
-            raise InputError(
-                f"alpha has no weight for category {', '.join(unnamed)}; known: {', '.join(alpha)}"
-            )
+            raise InputError(f"alpha has no weight for category {', '.join(unnamed)}; known: {', '.join(alpha)}")
         if not any(alpha[name] for name in present):
             raise InputError(f"alpha is 0 for every category of the rubric: {', '.join(sorted(present))}")
 

@@ -14,9 +14,7 @@ from mmrubric.scores import Floats, ScoreTable
 from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags
 
 
-@registry.register(
-    "points", Tags(Construction.human_expert, Optimisation.none, Signal.output_level, Loop.none)
-)
+@registry.register("points", Tags(Construction.human_expert, Optimisation.none, Signal.output_level, Loop.none))
 @dataclass(kw_only=True)
 class Points(Aggregator):
     """R = sum w met / sum of positive w, over known criteria; the one aggregator that reads signs.

@@ -9,9 +9,7 @@ from mmrubric.scores import Floats, ScoreTable, weighted_mean
 from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags
 
 
-@registry.register(
-    "weighted", Tags(Construction.llm_direct, Optimisation.none, Signal.output_level, Loop.none)
-)
+@registry.register("weighted", Tags(Construction.llm_direct, Optimisation.none, Signal.output_level, Loop.none))
 @dataclass(kw_only=True)
 class Weighted(Aggregator):
     """R = sum |w| good / sum |w| over known criteria, in [0, 1] without a clamp, also when all weights are

@@ -72,9 +72,7 @@ def _writing(spec: Spec) -> list[Criterion]:
 
 def _shapes(spec: Spec) -> list[Criterion]:
     subjects = spec.subjects
-    criteria = [
-        _criterion(f"object_{s.shape}", "object", f"A {s.shape} is visible.", shape=s.shape) for s in subjects
-    ]
+    criteria = [_criterion(f"object_{s.shape}", "object", f"A {s.shape} is visible.", shape=s.shape) for s in subjects]
     if len(subjects) == 1:
         only = subjects[0]
         what = f"{COUNT_WORDS.get(only.count, 'one')} {only.shape if only.count == 1 else PLURALS[only.shape]}"
@@ -82,7 +80,12 @@ def _shapes(spec: Spec) -> list[Criterion]:
         parents = (f"object_{only.shape}",)
         criteria.append(
             _criterion(
-                "count", "count", f"Exactly {what} {verb} visible.", parents, number=only.count, shape=only.shape
+                "count",
+                "count",
+                f"Exactly {what} {verb} visible.",
+                parents,
+                number=only.count,
+                shape=only.shape,
             )
         )
     else:
@@ -115,7 +118,12 @@ def _attributes(subject: Subject) -> list[Criterion]:
 
     made = [
         _criterion(
-            f"colour_{shape}", "attribute", sentence(subject.colour), parents, shape=shape, colour=subject.colour
+            f"colour_{shape}",
+            "attribute",
+            sentence(subject.colour),
+            parents,
+            shape=shape,
+            colour=subject.colour,
         )
     ]
     if subject.size is not None:

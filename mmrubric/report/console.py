@@ -129,9 +129,7 @@ class JudgedPictures:
                     "met": None if verdict is None else verdict.met,
                     "passed": {1.0: True, 0.0: False}.get(float(self.table.passed[row, k])),
                     "applicable": None if verdict is None else verdict.applicable,
-                    "failure": "missing"
-                    if verdict is None
-                    else (verdict.failure.value if verdict.failure else None),
+                    "failure": "missing" if verdict is None else (verdict.failure.value if verdict.failure else None),
                     "reason": "" if verdict is None else verdict.reason,
                     "read": None if verdict is None else verdict.read,
                 }

@@ -110,9 +110,7 @@ def listed(interval: Interval) -> list[float | None]:
     return [finite(v) for v in interval]
 
 
-def _table(
-    scores: Sequence[PromptScore], side: Side, value: Callable[[PictureScore, list[str]], float]
-) -> np.ndarray:
+def _table(scores: Sequence[PromptScore], side: Side, value: Callable[[PictureScore, list[str]], float]) -> np.ndarray:
     """`value` of every picture, [prompts, pictures]; NaN where unknown or where there is no such picture."""
     width = max(len(getattr(s, side)) for s in scores)
     table = np.full((len(scores), width), np.nan)
@@ -189,9 +187,7 @@ def _scores(results: Sequence[PromptResult], reader: Reader) -> list[PromptScore
         return [score(rubric, p.sample_id, p.verdicts if reader == "judge" else p.second) for p in pictures]
 
     return [
-        PromptScore(
-            side(r.rubric, r.before), side(r.rubric, r.after), [c.category for c in r.rubric.criteria]
-        )
+        PromptScore(side(r.rubric, r.before), side(r.rubric, r.after), [c.category for c in r.rubric.criteria])
         for r in results
     ]
 

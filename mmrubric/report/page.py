@@ -70,11 +70,7 @@ def headline(report: AlignmentReport, numbers: Numbers) -> Headline:
     else:
         lead, result = "No clear change:", f"everything is right in {after} of 100 pictures"
         rest = f", against {before} before."
-    which = (
-        "prompts that training never used"
-        if report.held_out
-        else "prompts, some of which training may have used"
-    )
+    which = "prompts that training never used" if report.held_out else "prompts, some of which training may have used"
     bounds = ""
     if np.isfinite(interval.low):
         bounds = f" (95 % interval {points(interval.low)} to {points(interval.high)})"
@@ -99,13 +95,9 @@ def tiles(report: AlignmentReport, numbers: Numbers) -> list[dict[str, str]]:
     ]
     if numbers.second is not None:
         second = numbers.second
-        out.append(
-            pair("Everything right, second reader", second.strict_completion, second.strict_difference)
-        )
+        out.append(pair("Everything right, second reader", second.strict_completion, second.strict_difference))
     note = f"{report.judged_images:,} pictures judged in training"
-    out.append(
-        {"name": "Time, loading to report", "before": "", "after": duration(report.seconds), "note": note}
-    )
+    out.append({"name": "Time, loading to report", "before": "", "after": duration(report.seconds), "note": note})
     return out
 
 

@@ -132,9 +132,7 @@ def _rates(judge: Judge, rubrics: Sequence[Rubric], images: Sequence[np.ndarray]
         for k, (rubric, image) in enumerate(zip(rubrics, images, strict=True))
     ]
     verdicts = judge.score_sync(requests)
-    return np.array(
-        [score(r.rubric, str(r.sample_id), v).rate for r, v in zip(requests, verdicts, strict=True)]
-    )
+    return np.array([score(r.rubric, str(r.sample_id), v).rate for r, v in zip(requests, verdicts, strict=True)])
 
 
 def _result(name: str, gains: np.ndarray, note: str, resamples: int, seed: int) -> ProbeResult:

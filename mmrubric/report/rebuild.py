@@ -115,16 +115,12 @@ def rebuild(
                     }
                     lines.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
         if not groups:
-            raise InputError(
-                f"{record}: nothing to rebuild for phase={phase or 'any'}, judge_id={judge_id or 'any'}"
-            )
+            raise InputError(f"{record}: nothing to rebuild for phase={phase or 'any'}, judge_id={judge_id or 'any'}")
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
     steps = [
-        RebuiltStep(
-            key[0], key[1], np.concatenate([a for a, _ in group]), np.concatenate([b for _, b in group])
-        )
+        RebuiltStep(key[0], key[1], np.concatenate([a for a, _ in group]), np.concatenate([b for _, b in group]))
         for key, group in parts.items()
     ]
     return Rebuilt(name, record, file, steps, groups, samples, missing, len(reader.torn))

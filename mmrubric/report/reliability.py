@@ -43,24 +43,14 @@ def rubric_quality(results: Sequence[PromptResult], *, dropped: int | None = Non
     criteria = [c for r in rubrics for c in r.criteria]
     duplicates = sum(len(r.criteria) - len({c.text.strip().casefold() for c in r.criteria}) for r in rubrics)
     ruled = sum(c.verifier != "vlm" for c in criteria)
-    generators = sorted(
-        {str(r.provenance.generator) for r in rubrics if r.provenance and r.provenance.generator}
-    )
-    verified = sorted(
-        {str(r.provenance.verified_by) for r in rubrics if r.provenance and r.provenance.verified_by}
-    )
+    generators = sorted({str(r.provenance.generator) for r in rubrics if r.provenance and r.provenance.generator})
+    verified = sorted({str(r.provenance.verified_by) for r in rubrics if r.provenance and r.provenance.verified_by})
     source = ", ".join(generators) or "not recorded"
     return Section(
         f"{len(criteria):,} criteria for {len(rubrics):,} prompts, {np.mean(sizes):.1f} per checklist, "
-        + (
-            "none of them said twice."
-            if not duplicates
-            else f"{duplicates} of them said twice in one checklist."
-        ),
+        + ("none of them said twice." if not duplicates else f"{duplicates} of them said twice in one checklist."),
         [
-            Measure(
-                "criteria per checklist", f"{min(sizes)} to {max(sizes)}, mean {np.mean(sizes):.1f}", "text"
-            ),
+            Measure("criteria per checklist", f"{min(sizes)} to {max(sizes)}, mean {np.mean(sizes):.1f}", "text"),
             Measure("duplicates within a checklist", duplicates, "count", look=duplicates > 0),
             Measure("checked by a rule, not by opinion", ruled / len(criteria), "share"),
             Measure("written by", source, "text"),
@@ -102,17 +92,13 @@ def judge_fidelity(
         "agreement with the second reader",
         agreement,
         "share",
-        f"on {numbers.agreement_count:,} verdicts known to both"
-        if agreement is not None
-        else "no second reader",
+        f"on {numbers.agreement_count:,} verdicts known to both" if agreement is not None else "no second reader",
         look=agreement is not None and agreement < 0.9,
     )
     return Section(
         sentence + ".",
         [
-            Measure(
-                "failed verdicts", failures / len(verdicts) if verdicts else None, "share", look=failures > 0
-            ),
+            Measure("failed verdicts", failures / len(verdicts) if verdicts else None, "share", look=failures > 0),
             Measure("unknown verdicts, before", finite(unknown[0]), "share", look=unknown[0] > 0.05),
             Measure("unknown verdicts, after", finite(unknown[1]), "share", look=unknown[1] > 0.05),
             _counted("same answer when asked again", repeats, below=0.95),
@@ -162,10 +148,7 @@ def saturation_and_ties(
     low, high = SATURATED
     full = [k.kind for k in comparison.per_kind if k.after.mid >= high]
     empty = [k.kind for k in comparison.per_kind if k.after.mid <= low]
-    rates = {
-        side: np.array([p.rate for s in numbers.scores for p in getattr(s, side)])
-        for side in ("before", "after")
-    }
+    rates = {side: np.array([p.rate for s in numbers.scores for p in getattr(s, side)]) for side in ("before", "after")}
     summary = "No criterion kind is saturated after alignment"
     if full or empty:
         parts = ([f"nearly always met: {', '.join(full)}"] if full else []) + (
@@ -225,9 +208,7 @@ def attack_probes(probes: Sequence[ProbeResult]) -> Section:
     elif tried:
         summary = f"None of the {len(tried)} probes that were run raised a picture's pass rate."
         if any(p.gain.mid > 0 for p in tried):
-            summary = (
-                f"None of the {len(tried)} probes that were run raised the pass rate by more than 5 points."
-            )
+            summary = f"None of the {len(tried)} probes that were run raised the pass rate by more than 5 points."
     else:
         summary = "No probe could be run."
     measures = [
@@ -236,8 +217,7 @@ def attack_probes(probes: Sequence[ProbeResult]) -> Section:
             finite(p.gain.mid) if p.pictures else "not run",
             "points" if p.pictures else "text",
             (
-                f"{p.note}; {p.pictures} pictures, 95 % interval "
-                f"{points(p.gain.low)} to {points(p.gain.high)} points"
+                f"{p.note}; {p.pictures} pictures, 95 % interval {points(p.gain.low)} to {points(p.gain.high)} points"
                 if p.pictures
                 else p.note
             ),

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -84,7 +84,7 @@ class Spec:
         return split_of(self.combination)
 
 
-@lru_cache(maxsize=None)
+@cache
 def split_of(combination: str) -> str:
     """Where a combination belongs: a function of its text alone."""
     digest = hashlib.sha256(combination.encode()).digest()
@@ -162,7 +162,7 @@ def enumerate_specs(kind: str) -> Iterator[Spec]:
         raise InputError(f"unknown kind of prompt {kind!r}; known: {', '.join(KINDS)}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def pool(kind: str, split: str) -> tuple[Spec, ...]:
     """Every prompt of one kind in one split, in a fixed order."""
     return tuple(spec for spec in enumerate_specs(kind) if spec.split == split)

@@ -7,7 +7,19 @@ from dataclasses import replace
 import numpy as np
 
 from mmrubric.shapes.grammar import COUNT_WORDS, RELATIONS, Spec
-from mmrubric.shapes.world import BACKGROUNDS, COLOURS, RADII, SHAPES, SIZE, WORDS, Item, Scene, Word, clear_of, word_extent
+from mmrubric.shapes.world import (
+    BACKGROUNDS,
+    COLOURS,
+    RADII,
+    SHAPES,
+    SIZE,
+    WORDS,
+    Item,
+    Scene,
+    Word,
+    clear_of,
+    word_extent,
+)
 
 CHANGES = ("colour", "shape", "size", "count", "relation", "background", "word", "word_colour")
 """What `near_miss` can change."""

@@ -11,7 +11,18 @@ from rich.progress import track
 
 from mmrubric.shapes.grammar import KIND_SHARES, Spec, pool
 from mmrubric.shapes.sampling import scene_for
-from mmrubric.shapes.world import BACKGROUNDS, COLOURS, SHAPES, SIZE, WORDS, Item, Scene, Word, render, word_extent
+from mmrubric.shapes.world import (
+    BACKGROUNDS,
+    COLOURS,
+    SHAPES,
+    SIZE,
+    WORDS,
+    Item,
+    Scene,
+    Word,
+    render,
+    word_extent,
+)
 
 
 @dataclass(frozen=True)

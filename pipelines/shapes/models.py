@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
 from mmrubric.shapes.grammar import COUNT_WORDS, PLURALS, RELATIONS
@@ -20,8 +25,27 @@ LATENT_CHANNELS = 6
 
 def grammar_words() -> list[str]:
     """Every word of the prompt grammar, in lower case and in a fixed order."""
-    phrases = [*COUNT_WORDS.values(), *RADII, *COLOURS, *SHAPES, *PLURALS.values(), *RELATIONS, *BACKGROUNDS, *WORDS]
-    words = ["a", "an", "and", "on", "in", "the", "word", "background", *(w for p in phrases for w in p.lower().split())]
+    phrases = [
+        *COUNT_WORDS.values(),
+        *RADII,
+        *COLOURS,
+        *SHAPES,
+        *PLURALS.values(),
+        *RELATIONS,
+        *BACKGROUNDS,
+        *WORDS,
+    ]
+    words = [
+        "a",
+        "an",
+        "and",
+        "on",
+        "in",
+        "the",
+        "word",
+        "background",
+        *(w for p in phrases for w in p.lower().split()),
+    ]
     return list(dict.fromkeys(words))
 
 

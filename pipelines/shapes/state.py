@@ -61,7 +61,11 @@ class Stage:
                 average[key].lerp_(value, 1 - decay) if value.is_floating_point() else average[key].copy_(value)
             losses.append(loss.item())
             if (step + 1) % self.save_every == 0 or step + 1 == self.steps:
-                row = {"step": step + 1, "loss": sum(losses) / len(losses), "seconds": time.monotonic() - began}
+                row = {
+                    "step": step + 1,
+                    "loss": sum(losses) / len(losses),
+                    "seconds": time.monotonic() - began,
+                }
                 with curve.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 losses.clear()

@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL
 
 from pipelines.shapes.data import draw_collages, draw_pictures
 from pipelines.shapes.models import build_pipeline, build_vae
@@ -26,7 +25,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=30_000)
     parser.add_argument("--collages", type=int, default=4_000)
     parser.add_argument("--vae-steps", type=int, default=1_800)
-    parser.add_argument("--flow-steps", type=int, default=6_000)
+    parser.add_argument("--flow-steps", type=int, default=7_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=250)
     options = parser.parse_args()
@@ -47,9 +46,7 @@ def main() -> None:
     def export(step: int) -> None:
         save(pipeline, out)
 
-    stage = Stage(
-        "flow", options.folder, options.flow_steps, 64, 8e-4, save_every=options.save_every, on_save=export
-    )
+    stage = Stage("flow", options.folder, options.flow_steps, 64, 8e-4, save_every=options.save_every, on_save=export)
     train_flow(pipeline, pictures, stage)
     save(pipeline, out)
     print(f"pipeline: {out}")

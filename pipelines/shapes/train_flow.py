@@ -14,6 +14,11 @@ DROP_TEXT = 0.1
 """Share of rows that see the empty prompt, so that classifier-free guidance works."""
 
 
+LOGIT_MEAN = 0.8
+"""Centre of the logit-normal noise levels. Above 0, because neighbouring latent values say much the same: the layout is
+decided at high noise."""
+
+
 class FlowModel(nn.Module):
     """Transformer and text encoders as one module, with the pipeline's own way from text to embeddings."""
 
@@ -50,7 +55,7 @@ def train_flow(pipeline: StableDiffusion3Pipeline, pictures: Pictures, stage: St
         x0 = latents[rows].float()
         dropped = torch.rand(stage.batch, 1, generator=generator) < DROP_TEXT
         noise = torch.randn(x0.shape, generator=generator)
-        sigma = torch.randn(stage.batch, generator=generator).sigmoid()
+        sigma = (torch.randn(stage.batch, generator=generator) + LOGIT_MEAN).sigmoid()
         level = sigma.view(-1, 1, 1, 1)
         velocity = model((1 - level) * x0 + level * noise, torch.where(dropped, empty, tokens[rows]), sigma)
         return (velocity - (noise - x0)).square().mean()

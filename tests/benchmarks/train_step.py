@@ -67,9 +67,7 @@ def forget_embeddings(policy: Any) -> None:
     cache.get = encode
 
 
-def run(
-    model: Path, directory: Path, plain: bool, steps: int, judge: Judge | None
-) -> tuple[float, torch.Tensor, dict]:
+def run(model: Path, directory: Path, plain: bool, steps: int, judge: Judge | None) -> tuple[float, torch.Tensor, dict]:
     """Images per second after one warm-up step, the weights, and the last metrics."""
     config = make_config(model, directory, plain, steps + 1)
     with Trainer(config, parts.build(config, judge=judge)) as trainer:
@@ -92,9 +90,7 @@ def _flat(trainer: Trainer) -> torch.Tensor:
 
 def main() -> int:
     """Print one JSON object; exit code 1 if the weights differ by more than 1e-6."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="shapes", choices=["shapes", "tiny"])
     parser.add_argument("--steps", type=int, default=3, help="timed steps")
     parser.add_argument("--threads", type=int, default=1)

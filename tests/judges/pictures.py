@@ -49,9 +49,7 @@ def plain(background: str = "white") -> np.ndarray:
 
 def rubric(check: str, verifier: str = "rule:shapes", **arguments: Any) -> Rubric:
     """A rubric of one criterion with the id `c`."""
-    criterion = Criterion(
-        id="c", text="a statement", verifier=verifier, arguments={"check": check, **arguments}
-    )
+    criterion = Criterion(id="c", text="a statement", verifier=verifier, arguments={"check": check, **arguments})
     return Rubric(prompt="a prompt", criteria=(criterion,))
 
 

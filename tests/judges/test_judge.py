@@ -15,7 +15,7 @@ from PIL import Image
 import judges
 from mmrubric import generators, images
 from mmrubric.errors import InputError
-from mmrubric.rubric import Criterion, Rubric
+from mmrubric.rubric import Anchor, Criterion, Rubric
 from mmrubric.shapes import render
 from tests.judges.pictures import cases, plain, rubric, scene
 
@@ -102,7 +102,7 @@ def test_other_verifiers_scales_and_arguments_are_refused_before_any_work(name: 
         id="o",
         text="t",
         scale="ordinal",
-        anchors=("bad", "good"),
+        anchors=(Anchor(text="bad"), Anchor(text="good")),
         verifier="rule:shapes",
         arguments={"check": "writing"},
     )
@@ -115,15 +115,11 @@ def test_a_text_candidate_is_refused():
         _ask("shapes", "a red circle", rubric("object", shape="circle"))
 
 
-@pytest.mark.parametrize(
-    "bad", [b"not a picture", np.zeros((20, 20, 3), np.uint8), np.zeros((64, 90, 3), np.uint8)]
-)
+@pytest.mark.parametrize("bad", [b"not a picture", np.zeros((20, 20, 3), np.uint8), np.zeros((64, 90, 3), np.uint8)])
 @pytest.mark.parametrize("name", BOTH)
 def test_bad_pictures_are_typed_failures_and_spare_the_others(name: str, bad: object):
     criteria = rubric("object", shape="circle")
-    requests = [
-        judges.JudgeRequest(criteria, p, sample_id=s) for s, p in (("bad", bad), ("good", RED_CIRCLE))
-    ]  # pyright: ignore[reportArgumentType]
+    requests = [judges.JudgeRequest(criteria, p, sample_id=s) for s, p in (("bad", bad), ("good", RED_CIRCLE))]  # pyright: ignore[reportArgumentType]
     (broken,), (sound,) = judges.build(name).score_sync(requests)
     assert broken.met is None and broken.failure is judges.Failure.bad_image and broken.reason
     assert sound.met == 1.0
@@ -151,9 +147,7 @@ def test_array_pil_bytes_and_path_give_the_same_verdicts(name: str, tmp_path):
 @pytest.mark.parametrize("name", BOTH)
 def test_async_sync_and_threads_agree(name: str):
     judge = judges.build(name)
-    requests = [
-        judges.JudgeRequest(c.rubric, render(c.scene), sample_id=str(k)) for k, c in enumerate(cases()[:24])
-    ]
+    requests = [judges.JudgeRequest(c.rubric, render(c.scene), sample_id=str(k)) for k, c in enumerate(cases()[:24])]
     expected = judge.score_sync(requests)
 
     async def inside_a_loop() -> list[list[judges.Verdict]]:

@@ -45,9 +45,7 @@ def test_every_word_in_every_colour(judge: ShapesJudge, word: str):
     width, height = word_extent(word)
     for k, colour in enumerate(COLOURS):
         for background in BACKGROUNDS:
-            sharp = render(
-                Scene(background, word=Word(word, colour, 2 + k + width / 2, 5 * k + 2 + height / 2))
-            )
+            sharp = render(Scene(background, word=Word(word, colour, 2 + k + width / 2, 5 * k + 2 + height / 2)))
             soft = ndimage.gaussian_filter(sharp.astype(float), (0.7, 0.7, 0)).astype(np.uint8)
             for seen in judge.see([sharp, soft]):
                 assert (seen.word, seen.word_colour, seen.items) == (word, colour, ())

@@ -75,9 +75,7 @@ def test_tf23_scale_options_are_not_swapped() -> None:
     np.testing.assert_allclose(grpo(groups, scale="group", ddof=0), [[-1, 1], [-1, 1]])
     # Batch: 0, 2, 0, 4 has mean 1.5 and population variance (2.25 + .25 + 2.25 + 6.25) / 4 = 2.75.
     std = math.sqrt(2.75)
-    np.testing.assert_allclose(
-        grpo(groups, scale="batch", ddof=0), [[-1 / std, 1 / std], [-2 / std, 2 / std]]
-    )
+    np.testing.assert_allclose(grpo(groups, scale="batch", ddof=0), [[-1 / std, 1 / std], [-2 / std, 2 / std]])
     # None: the group mean is subtracted and nothing divides.
     np.testing.assert_allclose(grpo(groups, scale="none"), [[-1, 1], [-2, 2]])
     with pytest.raises(InputError, match="scale: unknown value 'global'; known: batch, group, none"):
@@ -110,9 +108,7 @@ def test_tf34_group_std_is_the_default_and_batch_an_option() -> None:
     np.testing.assert_allclose(default, [[-math.sqrt(0.5), math.sqrt(0.5)]] * 2, atol=1e-5)
     # Batch: 0, 1, 0, .5 has mean .375, squares .140625 * 2 + .390625 + .015625 = .6875, over 3.
     std = math.sqrt(0.6875 / 3)
-    np.testing.assert_allclose(
-        grpo(groups, scale="batch"), [[-0.5 / std, 0.5 / std], [-0.25 / std, 0.25 / std]]
-    )
+    np.testing.assert_allclose(grpo(groups, scale="batch"), [[-0.5 / std, 0.5 / std], [-0.25 / std, 0.25 / std]])
 
 
 def test_tf36_rows_nobody_scored_are_masked_not_zero() -> None:
@@ -222,9 +218,7 @@ def test_bad_groups_are_refused() -> None:
 
 
 rewards_in_cents = st.lists(st.integers(-500, 500).map(lambda c: c / 100), min_size=2, max_size=8)
-with_gaps = st.lists(
-    st.one_of(st.just(NAN), st.integers(-500, 500).map(lambda c: c / 100)), min_size=2, max_size=8
-)
+with_gaps = st.lists(st.one_of(st.just(NAN), st.integers(-500, 500).map(lambda c: c / 100)), min_size=2, max_size=8)
 scales = st.sampled_from(["group", "batch", "none"])
 
 
@@ -243,9 +237,7 @@ def test_order_of_rewards_is_the_order_of_advantages(rewards: list[float], scale
 
 @settings(max_examples=50, deadline=None)
 @given(with_gaps, st.floats(0.5, 50), st.floats(-50, 50))
-def test_unit_and_offset_of_the_reward_do_not_matter(
-    rewards: list[float], unit: float, offset: float
-) -> None:
+def test_unit_and_offset_of_the_reward_do_not_matter(rewards: list[float], unit: float, offset: float) -> None:
     moved = np.array(rewards) * unit + offset
     np.testing.assert_allclose(grpo([moved])[0], grpo([rewards])[0], atol=1e-7)
     np.testing.assert_allclose(grpo([moved], scale="batch")[0], grpo([rewards], scale="batch")[0], atol=1e-7)

@@ -14,9 +14,7 @@ from mmrubric import Criterion, InputError, Rubric, ScoreTable, aggregate
 NAN = float("nan")
 
 
-def table(
-    met: Any, weights: Any = None, categories: Any = None, hard: Any = (), parents: Any = None
-) -> ScoreTable:
+def table(met: Any, weights: Any = None, categories: Any = None, hard: Any = (), parents: Any = None) -> ScoreTable:
     criteria = [
         Criterion(
             id=f"c{k}",
@@ -41,13 +39,9 @@ def test_names_and_tags() -> None:
 
 
 def test_unknown_names_and_options_list_the_known_ones() -> None:
-    with pytest.raises(
-        InputError, match="unknown aggregator 'median'; known: all_or_nothing, category, mean"
-    ):
+    with pytest.raises(InputError, match="unknown aggregator 'median'; known: all_or_nothing, category, mean"):
         aggregate.build("median")
-    with pytest.raises(
-        InputError, match="unknown option alhpa; known: dependencies, gates, min_coverage, alpha"
-    ):
+    with pytest.raises(InputError, match="unknown option alhpa; known: dependencies, gates, min_coverage, alpha"):
         aggregate.build("category", alhpa={})
 
 
@@ -138,9 +132,7 @@ def test_category_counts_every_category_once() -> None:
     # object: (1 + 1 + 0) / 3, text: 0 -> uniform mean 1/3; alpha 1:3 -> (2/3 + 0) / 4.
     t = table([[1, 1, 0, 0]], categories=["object", "object", "object", "text"])
     np.testing.assert_allclose(score("category", t), [1 / 3])
-    np.testing.assert_allclose(
-        score("category", t, alpha={"object": 1.0, "text": 3.0, "style": 9.0}), [1 / 6]
-    )
+    np.testing.assert_allclose(score("category", t, alpha={"object": 1.0, "text": 3.0, "style": 9.0}), [1 / 6])
 
 
 def test_category_without_known_verdict_is_dropped_and_alpha_renormalised() -> None:

@@ -77,9 +77,7 @@ def test_coverage_is_near_nominal():
 
 @settings(max_examples=50, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.floats(0, 1), st.one_of(st.floats(0, 1), st.just(np.nan))), min_size=2, max_size=20
-    ),
+    st.lists(st.tuples(st.floats(0, 1), st.one_of(st.floats(0, 1), st.just(np.nan))), min_size=2, max_size=20),
     st.integers(0, 2**31),
 )
 def test_deterministic_ordered_and_antisymmetric(pairs, seed):

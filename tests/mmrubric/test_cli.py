@@ -95,9 +95,7 @@ def test_bad_input_exits_with_2_and_says_why(arguments: list[str], message: str)
 
 
 def test_judge_prints_ticks_and_scores(pictures: tuple[Path, Path]):
-    data = json.loads(
-        call("judge", *pictures, "--prompt", PROMPT, "--aggregate", "weighted", "--json").stdout
-    )
+    data = json.loads(call("judge", *pictures, "--prompt", PROMPT, "--aggregate", "weighted", "--json").stdout)
     right, wrong = data["images"]
     assert right["score"] == 1.0 and right["everything_right"] is True
     # One of five criteria, the colour, fails: 4 / 5.
@@ -145,9 +143,7 @@ def run_directory(pictures: tuple[Path, Path], tmp_path: Path) -> Path:
     rubric = generators.build("shapes").generate_sync(PROMPT)
     judge = judges.build("shapes")
     samples = [np.asarray(Image.open(path)) for path in pictures]
-    requests = [
-        judges.JudgeRequest(rubric=rubric, candidate=s, sample_id=f"s{k}") for k, s in enumerate(samples)
-    ]
+    requests = [judges.JudgeRequest(rubric=rubric, candidate=s, sample_id=f"s{k}") for k, s in enumerate(samples)]
     verdicts = judge.score_sync(requests)
     with RunRecord(tmp_path / "record.jsonl") as record:
         rows = rows_of(

@@ -61,9 +61,7 @@ def fails(message, *args):
 
 
 def test_file_then_overrides_in_order(tmp_path):
-    path = file(
-        tmp_path, "steps: 4\noptimizer: {lr: 2e-4}\nloss: {name: nft}\ndata: [{path: a}, {path: b}]\n"
-    )
+    path = file(tmp_path, "steps: 4\noptimizer: {lr: 2e-4}\nloss: {name: nft}\ndata: [{path: a}, {path: b}]\n")
     config = load_config(
         Run,
         path,

@@ -25,9 +25,7 @@ NAN = float("nan")
 
 def table(met: Any, weights: Any, categories: Any = None) -> ScoreTable:
     criteria = [
-        Criterion(
-            id=f"c{k}", text=f"text {k}", weight=w, category="x" if categories is None else categories[k]
-        )
+        Criterion(id=f"c{k}", text=f"text {k}", weight=w, category="x" if categories is None else categories[k])
         for k, w in enumerate(weights)
     ]
     return ScoreTable(Rubric(prompt="p", criteria=criteria), met)
@@ -76,9 +74,7 @@ def test_identity_b_probability_of_a_group_without_signal(p: float, size: int, e
     groups = [np.array(bits, dtype=np.float64) for bits in product([0, 1], repeat=size)]
     outs = advantage.build("grpo").compute(groups)
     chance = sum(
-        p ** group.sum() * (1 - p) ** (size - group.sum())
-        for group, out in zip(groups, outs, strict=True)
-        if out.tied
+        p ** group.sum() * (1 - p) ** (size - group.sum()) for group, out in zip(groups, outs, strict=True) if out.tied
     )
     assert chance == pytest.approx(p**size + (1 - p) ** size) == pytest.approx(expected, abs=5e-4)
 
@@ -170,18 +166,14 @@ def test_pow3r_static_rewards() -> None:
     met = [[1, 0, 1, 1], [1, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 1]]
     t = table(met, [2, 1, 1, 3], ["a", "a", "a", "b"])
     np.testing.assert_allclose(aggregate.build("category")(t), [0.875, 0.5, 0.75, 0.875])
-    np.testing.assert_allclose(
-        aggregate.build("weighted")(t), [0.857143, 0.571429, 0.714286, 0.857143], atol=1e-6
-    )
+    np.testing.assert_allclose(aggregate.build("weighted")(t), [0.857143, 0.571429, 0.714286, 0.857143], atol=1e-6)
 
 
 def test_papo_outcome_and_quality_are_standardised_apart() -> None:
     # The wrong response has no quality: NaN, neutral in the sum.
     rewards = np.array([[1, 1], [1, 0.5], [1, 1], [0, NAN]])
     np.testing.assert_allclose(grpo(rewards[:, 0]), [0.5, 0.5, 0.5, -1.5])
-    np.testing.assert_allclose(
-        grpo(rewards, combine="normalize_then_sum"), [1.077, -0.655, 1.077, -1.5], atol=1e-3
-    )
+    np.testing.assert_allclose(grpo(rewards, combine="normalize_then_sum"), [1.077, -0.655, 1.077, -1.5], atol=1e-3)
 
 
 # field/trainers.md 1.16 and field/judging.md section 2

@@ -160,9 +160,7 @@ def bomb(side: int) -> bytes:
     """A PNG header that promises side x side grey pixels."""
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
-    body = b"".join(
-        struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in chunks
-    )
+    body = b"".join(struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in chunks)
     return b"\x89PNG\r\n\x1a\n" + body
 
 

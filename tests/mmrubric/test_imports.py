@@ -15,9 +15,7 @@ HEAVY = {"torch", "transformers", "diffusers", "accelerate"}
 def imported(code: str) -> set[str]:
     """Top-level names in sys.modules after `code` ran in a fresh interpreter."""
     code += "\nprint(*{name.partition('.')[0] for name in sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 

@@ -104,9 +104,7 @@ def test_a_sync_call_from_the_judging_loop_is_an_error_and_no_deadlock() -> None
 def test_sample_id_defaults_to_the_content() -> None:
     assert JudgeRequest(RUBRIC, "abc").sample_id == candidate_id("abc") != candidate_id("abd")
     assert JudgeRequest(RUBRIC, "abc", sample_id="s1").sample_id == "s1"
-    red, same, blue = (
-        np.full((64, 64, 3), (r, 0, b), dtype=np.uint8) for r, b in ((255, 0), (255, 0), (0, 255))
-    )
+    red, same, blue = (np.full((64, 64, 3), (r, 0, b), dtype=np.uint8) for r, b in ((255, 0), (255, 0), (0, 255)))
     assert JudgeRequest(RUBRIC, red).sample_id == JudgeRequest(RUBRIC, same).sample_id
     assert JudgeRequest(RUBRIC, red).sample_id != JudgeRequest(RUBRIC, blue).sample_id
     pair = PairRequest(RUBRIC, "abc", "abd")

@@ -158,9 +158,7 @@ def test_waits_grow_with_jitter():
     clock = Clock()
     ask(error(429), clock=clock, max_retries=4, backoff=1.0, backoff_max=4.0)
     # 1, 2, 4, then capped at 4: between half of it and all of it
-    assert all(top / 2 <= wait <= top for wait, top in zip(clock.waits, [1, 2, 4, 4], strict=True)), (
-        clock.waits
-    )
+    assert all(top / 2 <= wait <= top for wait, top in zip(clock.waits, [1, 2, 4, 4], strict=True)), clock.waits
     assert len({wait / top for wait, top in zip(clock.waits, [1, 2, 4, 4], strict=True)}) == 4
 
 
@@ -193,9 +191,7 @@ def test_a_slow_server_is_a_timeout():
 def test_nobody_listens():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        endpoint = Endpoint(
-            base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1", model="m", max_retries=1
-        )
+        endpoint = Endpoint(base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1", model="m", max_retries=1)
         reply = LLM(endpoint, sleep=Clock()).chat_sync(ASK)
     assert reply.failure == Failure.server_error and "cannot reach http://127.0.0.1" in reply.detail
 

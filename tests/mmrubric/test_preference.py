@@ -99,9 +99,7 @@ def test_samples_by_row_or_id() -> None:
         preference.compare(t, "best", 0)
 
 
-@pytest.mark.parametrize(
-    "options", [{"margin": -1.0}, {"margin": NAN}, {"min_coverage": 2.0}, {"dependencies": "x"}]
-)
+@pytest.mark.parametrize("options", [{"margin": -1.0}, {"margin": NAN}, {"min_coverage": 2.0}, {"dependencies": "x"}])
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         preference.compare(table([[1], [0]]), 0, 1, **options)

@@ -100,9 +100,7 @@ def test_rubrics_are_written_once_over_all_attempts(tmp_path):
 def test_a_resumed_run_counts_each_step_once(tmp_path):
     path = tmp_path / "record.jsonl"
     # First attempt: steps 0 to 4, evaluations after 0, 2 and 4 steps. Resumed at step 3.
-    first = [row(step, reward=0.0) for step in range(5)] + [
-        row(s, phase="eval", reward=0.0) for s in (0, 2, 4)
-    ]
+    first = [row(step, reward=0.0) for step in range(5)] + [row(s, phase="eval", reward=0.0) for s in (0, 2, 4)]
     write(path, first)
     write(path, [row(step, reward=1.0) for step in (3, 4)] + [row(4, phase="eval", reward=1.0)], from_step=3)
     reader = RecordReader(path)
@@ -127,10 +125,7 @@ def test_an_evaluation_at_the_checkpoint_stays_unless_it_is_done_again(tmp_path)
 def test_groups_of_one_step_are_told_apart_by_prompt_row_and_judge(tmp_path):
     path = tmp_path / "record.jsonl"
     rows = [
-        row(sample=f"{r}{s}{j}", prompt_row=r, judge_id=j)
-        for s in "ab"
-        for r in (0, 1)
-        for j in ("pixel", "second")
+        row(sample=f"{r}{s}{j}", prompt_row=r, judge_id=j) for s in "ab" for r in (0, 1) for j in ("pixel", "second")
     ]
     write(path, rows)
     groups = list(RecordReader(path).groups())

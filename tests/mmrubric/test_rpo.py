@@ -14,9 +14,7 @@ from mmrubric import Criterion, Group, InputError, PairVerdict, Rubric, ScoreTab
 NAN = float("nan")
 WIN_A, WIN_B, TIE, INCONSISTENT, FAILED = PairVerdict
 
-with_gaps = st.lists(
-    st.one_of(st.just(NAN), st.integers(-500, 500).map(lambda c: c / 100)), min_size=2, max_size=8
-)
+with_gaps = st.lists(st.one_of(st.just(NAN), st.integers(-500, 500).map(lambda c: c / 100)), min_size=2, max_size=8)
 
 
 def table(met: Any) -> ScoreTable:

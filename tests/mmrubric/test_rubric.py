@@ -45,9 +45,7 @@ RED = {"id": "red", "text": "The bus is red", "depends_on": ["bus"]}
         ("anchors", ["low", "high"]),
     ],
 )
-def test_bad_criterion_is_refused_and_the_error_names_file_criterion_and_field(
-    field: str, value: Any
-) -> None:
+def test_bad_criterion_is_refused_and_the_error_names_file_criterion_and_field(field: str, value: Any) -> None:
     data = {"prompt": "p", "criteria": [BUS, {"id": "x", "text": "t", field: value}]}
     with pytest.raises(ValidationError):
         Criterion(**data["criteria"][1])
@@ -61,9 +59,7 @@ def test_bad_criterion_is_refused_and_the_error_names_file_criterion_and_field(
 def test_unknown_field_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match=r"field 'wieght': unknown field; known: id, text, category, weight"):
         Rubric.parse({"prompt": "p", "criteria": [{**BUS, "wieght": 2}]}, "f.json")
-    with pytest.raises(
-        InputError, match=r"f.json: field 'criterions': unknown field; known: prompt, criteria"
-    ):
+    with pytest.raises(InputError, match=r"f.json: field 'criterions': unknown field; known: prompt, criteria"):
         Rubric.parse({"prompt": "p", "criteria": [BUS], "criterions": []}, "f.json")
 
 
@@ -98,12 +94,9 @@ def test_equal_texts_warn() -> None:
 def test_hash_covers_prompt_and_criteria_but_not_provenance() -> None:
     base = rubric(BUS, RED)
     assert base.hash == rubric(BUS, RED).hash and len(base.hash) == 64
+    assert base.hash == Rubric(prompt=base.prompt, criteria=base.criteria, provenance=Provenance(model="m")).hash
     assert (
-        base.hash == Rubric(prompt=base.prompt, criteria=base.criteria, provenance=Provenance(model="m")).hash
-    )
-    assert (
-        rubric({**BUS, "weight": 2, "extra": {"n": 1}}).hash
-        == rubric({**BUS, "weight": 2.0, "extra": {"n": 1.0}}).hash
+        rubric({**BUS, "weight": 2, "extra": {"n": 1}}).hash == rubric({**BUS, "weight": 2.0, "extra": {"n": 1.0}}).hash
     )
     others = [
         rubric(BUS, RED, prompt="a blue bus"),
@@ -239,9 +232,7 @@ def test_answers_become_met() -> None:
     absent = Criterion(**BUS, expected="no")
     assert absent.met_of("no") == 1.0 and absent.met_of_probability(0.25) == 0.75
     # Levels 1..3 are (level - 1) / 2 unless the anchor carries its own value.
-    level = Criterion(
-        id="s", text="t", scale="ordinal", anchors=["far", {"text": "close", "value": 0.6}, "exact"]
-    )
+    level = Criterion(id="s", text="t", scale="ordinal", anchors=["far", {"text": "close", "value": 0.6}, "exact"])
     assert [level.met_of(answer) for answer in (1, 2, 3)] == [0.0, 0.6, 1.0]
     options = [{"label": "oil", "value": 0.25}, {"label": "ink"}, {"label": "none", "na": True}]
     choice = Criterion(id="m", text="t", scale="nominal", options=options, expected="ink")
@@ -274,14 +265,9 @@ def test_a_task_is_no_prompt() -> None:
         max_size=5,
     )
 )
-def test_random_rubrics_survive_json_and_yaml(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Any]
-) -> None:
+def test_random_rubrics_survive_json_and_yaml(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     base = rubric(
-        *(
-            {"id": f"c{k}", "text": f"{k} {text}", "weight": w, "hard": h}
-            for k, (text, w, h) in enumerate(rows)
-        )
+        *({"id": f"c{k}", "text": f"{k} {text}", "weight": w, "hard": h} for k, (text, w, h) in enumerate(rows))
     )
     folder = tmp_path_factory.mktemp("rubrics")
     for name in ("r.json", "r.yaml"):

@@ -47,9 +47,7 @@ def test_limits_of_the_mix() -> None:
 def test_a_flat_group_is_rescued_by_the_minimum() -> None:
     rewards = [1, 1, 1, 1, 1, 1, 0.5, 0]
     flat = [
-        s
-        for s in range(200)
-        if np.ptp(np.take(rewards, select(rewards, 3, 2, s, rescue_variance=False).rows)) == 0
+        s for s in range(200) if np.ptp(np.take(rewards, select(rewards, 3, 2, s, rescue_variance=False).rows)) == 0
     ]
     assert flat
     for seed in flat:

@@ -3,9 +3,20 @@ import pytest
 
 from mmrubric import generators
 from mmrubric.errors import InputError
-from mmrubric.shapes import COLOURS, Item, Scene, Word, draw_prompts, draw_specs, holds, near_miss, parse, render
+from mmrubric.shapes import (
+    COLOURS,
+    Item,
+    Scene,
+    Word,
+    draw_prompts,
+    draw_specs,
+    holds,
+    near_miss,
+    parse,
+    render,
+    seen_of,
+)
 from mmrubric.shapes import scene_for as make_scene
-from mmrubric.shapes import seen_of
 from mmrubric.shapes.checks import SeenItem, related
 from mmrubric.shapes.grammar import KINDS, enumerate_specs
 from mmrubric.shapes.sampling import changes_of

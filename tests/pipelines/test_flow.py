@@ -17,9 +17,7 @@ def mean_of(noise, level, sigma, after, x, v, second=None):
     levels = [1.0, second, sigma, after, 0.0] if second else [sigma, after, 0.0]
     step = 2 if second else 0
     table = flow.step_table(torch.tensor(levels, dtype=F64), noise, level, [step])
-    mean = flow.step_mean(
-        torch.tensor([[x]], dtype=F64), torch.tensor([[v]], dtype=F64), table, torch.tensor([step])
-    )
+    mean = flow.step_mean(torch.tensor([[x]], dtype=F64), torch.tensor([[v]], dtype=F64), table, torch.tensor([step]))
     return mean.item(), table.std[step].item()
 
 
@@ -46,9 +44,7 @@ def test_sigmas_start_at_exactly_one_and_fall(steps, shift, schedule):
     assert levels[0].item() == 1.0 and levels[-1].item() == 0.0 and bool((levels[1:] < levels[:-1]).all())
 
 
-@pytest.mark.parametrize(
-    "levels", [[0.9999, 0.5, 0.0], [1.0000001, 0.5, 0.0], [1.0, 0.5, 0.5, 0.0], [1.0, 0.5, 0.1]]
-)
+@pytest.mark.parametrize("levels", [[0.9999, 0.5, 0.0], [1.0000001, 0.5, 0.0], [1.0, 0.5, 0.5, 0.0], [1.0, 0.5, 0.1]])
 def test_wrong_schedules_are_refused(levels):
     with pytest.raises(InputError, match="exactly 1"):
         flow.check_sigmas(torch.tensor(levels, dtype=F64))
@@ -148,9 +144,7 @@ def test_log_prob_gradient_goes_through_the_mean_only():
 def test_tf56_step_arithmetic_stays_float32_under_autocast():
     table = flow.step_table(flow.sigmas(4), "sde", 0.7, [0])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mean = flow.step_mean(
-            torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bfloat16), table, torch.tensor([0])
-        )
+        mean = flow.step_mean(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bfloat16), table, torch.tensor([0]))
         assert mean.dtype == flow.log_prob(mean, mean, torch.ones(1)).dtype == torch.float32
 
 

@@ -41,9 +41,7 @@ def test_unsupported_class_lists_what_is_supported(tmp_path):
 def test_deployed_sampler_is_read_and_checked(tiny, tmp_path):
     folder = tmp_path / "model"
     load_policy(tiny).save_pretrained(folder)
-    (folder / "deployed.json").write_text(
-        json.dumps({"steps": 12, "guidance": 2.5, "max_sequence_length": 0})
-    )
+    (folder / "deployed.json").write_text(json.dumps({"steps": 12, "guidance": 2.5, "max_sequence_length": 0}))
     policy = load_policy(folder, tune=None)
     assert (policy.deployed.steps, policy.deployed.guidance, policy.deployed.max_sequence_length) == (
         12,
@@ -57,11 +55,7 @@ def test_deployed_sampler_is_read_and_checked(tiny, tmp_path):
 
 
 def test_without_deployed_json_the_scheduler_decides(policy):
-    assert (
-        policy.deployed.shift == 3.0
-        and policy.deployed.schedule == "diffusers"
-        and policy.deployed.steps == 28
-    )
+    assert policy.deployed.shift == 3.0 and policy.deployed.schedule == "diffusers" and policy.deployed.steps == 28
     assert policy.deployed.max_sequence_length == 256
 
 

@@ -64,9 +64,7 @@ def test_tf01_trajectories_are_float32_under_autocast(policies, prompts):
 
 
 def test_cps_form_and_window_replay(policies, prompts):
-    rollout = roll_out(
-        policies["fp32"], prompts, 4, steps=6, noise="cps", log_prob="cps", window=Window(size=2, lo=1)
-    )
+    rollout = roll_out(policies["fp32"], prompts, 4, steps=6, noise="cps", log_prob="cps", window=Window(size=2, lo=1))
     assert rollout.steps.tolist() == [1, 2]
     assert (replay(policies["fp32"], rollout, 4) - rollout.log_probs).abs().max().item() <= 1e-6
     square = ((rollout.actions - rollout.means) ** 2).mean((2, 3, 4))
@@ -87,9 +85,7 @@ def test_mixed_rows_and_steps_in_one_batch(policies, prompts):
     policy = policies["fp32"]
     rollout = roll_out(policy, prompts, 8)
     rows, steps = torch.tensor([5, 0, 7, 5, 2]), torch.tensor([2, 1, 0, 0, 2])
-    out = policy.log_prob(
-        rollout, rows, steps, frozenset({"log_prob", "mean", "velocity", "std", "dt", "sigma"})
-    )
+    out = policy.log_prob(rollout, rows, steps, frozenset({"log_prob", "mean", "velocity", "std", "dt", "sigma"}))
     torch.testing.assert_close(out.log_prob, rollout.log_probs[rows, steps], atol=1e-5, rtol=0)
     torch.testing.assert_close(out.mean, rollout.means[rows, steps], atol=1e-5, rtol=0)
     torch.testing.assert_close(out.sigma, rollout.sigmas[rollout.steps[steps]])
@@ -104,9 +100,7 @@ def test_tf03_evaluation_with_other_steps_does_not_touch_the_replay(policies, pr
     policy = policies["fp32"]
     rollout = roll_out(policy, prompts, 4)
     before = replay(policy, rollout, 4)
-    policy.sample(
-        prompts, [row_seed(1, 0, i, 0) for i in range(4)], Sampler(steps=7, shift=1.0, guidance=2.0)
-    )
+    policy.sample(prompts, [row_seed(1, 0, i, 0) for i in range(4)], Sampler(steps=7, shift=1.0, guidance=2.0))
     assert torch.equal(replay(policy, rollout, 4), before)
 
 
@@ -180,6 +174,4 @@ def test_predict_is_the_velocity_of_the_replay(policies, prompts):
     again = policy.predict(rollout, rows, rollout.states[:, 1], rollout.sigmas[1].expand(8))
     assert torch.equal(velocity, again)
     unguided = dataclasses.replace(rollout, sampler=rollout.sampler.model_copy(update={"guidance": 1.0}))
-    assert not torch.allclose(
-        again, policy.predict(unguided, rows, rollout.states[:, 1], rollout.sigmas[1].expand(8))
-    )
+    assert not torch.allclose(again, policy.predict(unguided, rows, rollout.states[:, 1], rollout.sigmas[1].expand(8)))

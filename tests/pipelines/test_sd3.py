@@ -151,9 +151,7 @@ def test_embeddings_are_cached_by_text(policy, prompts):
 def test_prompts_that_are_too_long_or_unreadable_are_named(policy, prompts):
     long = Prompt(id="long", text="a red circle " * 8)
     # 24 words, start and end token
-    with pytest.raises(
-        InputError, match=r"prompt 'long' has 26 tokens, the CLIP text encoder takes 24: 'a red"
-    ):
+    with pytest.raises(InputError, match=r"prompt 'long' has 26 tokens, the CLIP text encoder takes 24: 'a red"):
         policy.check_prompts([prompts[0], long])
     with pytest.raises(InputError, match="'long'"):
         policy.sample([long], SEEDS[:1], ODE)
@@ -167,9 +165,7 @@ def test_prompts_that_are_too_long_or_unreadable_are_named(policy, prompts):
 def test_adopt_latents_and_images(policy, prompts):
     rollout = policy.sample(prompts, SEEDS, ODE)
     adopted = policy.adopt(prompts, rollout.samples)
-    assert (
-        np.array_equal(adopted.images, rollout.images) and adopted.log_probs is None and adopted.seeds is None
-    )
+    assert np.array_equal(adopted.images, rollout.images) and adopted.log_probs is None and adopted.seeds is None
     from_images = policy.adopt(prompts, rollout.images)
     assert from_images.samples.shape == rollout.samples.shape and from_images.sampler == policy.deployed
     # the VAE normalisation of encoding undoes that of decoding: (z - .1) * 1.5
@@ -177,9 +173,7 @@ def test_adopt_latents_and_images(policy, prompts):
     with torch.no_grad():
         mode = policy.adapter.pipe.vae.encode(pixels).latent_dist.mode()
     torch.testing.assert_close(from_images.samples, (mode - 0.1) * 1.5, atol=1e-5, rtol=0)
-    velocity = policy.predict(
-        from_images, torch.tensor([0, 3]), torch.zeros(2, 4, 8, 8), torch.tensor([0.3, 0.9])
-    )
+    velocity = policy.predict(from_images, torch.tensor([0, 3]), torch.zeros(2, 4, 8, 8), torch.tensor([0.3, 0.9]))
     assert velocity.shape == (2, 4, 8, 8) and velocity.requires_grad
     with pytest.raises(InputError, match="uint8"):
         policy.adopt(prompts, rollout.images.astype(float))

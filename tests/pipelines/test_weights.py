@@ -58,9 +58,7 @@ def test_lora_starts_as_the_base_model_and_trains_the_adapter_only(tiny, policy,
     rollout = sample(lora, prompts)
     rows = torch.arange(4)
     lora.log_prob(rollout, rows, rows * 0).log_prob.sum().backward()
-    assert {name for name, p in lora.module.named_parameters() if p.grad is not None} <= {
-        name for name, _ in named
-    }
+    assert {name for name, p in lora.module.named_parameters() if p.grad is not None} <= {name for name, _ in named}
     assert any(p.grad is not None and p.grad.abs().max() > 0 for _, p in named)
 
 
@@ -207,9 +205,7 @@ def test_tf44_saving_changes_nothing(tiny, prompts, tmp_path, tune):
             reference = policy.log_prob(rollout, rows, rows * 0).log_prob
         loss = (policy.log_prob(rollout, rows, rows * 0).log_prob - reference).sum()
         loss.backward()
-        results.append(
-            (loss.detach(), [p.grad for _, p in policy.trainable_parameters() if p.grad is not None])
-        )
+        results.append((loss.detach(), [p.grad for _, p in policy.trainable_parameters() if p.grad is not None]))
     assert torch.equal(results[0][0], results[1][0])
     assert all(torch.equal(one, two) for one, two in zip(results[0][1], results[1][1], strict=True))
 
@@ -233,9 +229,7 @@ def test_tf13_dtypes_are_what_the_config_says(tiny, prompts, precision, dtype, t
     assert {p.dtype for _, p in policy.trainable_parameters()} == {torch.float32}
     assert pipe.vae.dtype == torch.float32 and pipe.text_encoder.dtype == pipe.text_encoder_2.dtype == dtype
     assert not any(
-        p.requires_grad
-        for part in (pipe.vae, pipe.text_encoder, pipe.text_encoder_2)
-        for p in part.parameters()
+        p.requires_grad for part in (pipe.vae, pipe.text_encoder, pipe.text_encoder_2) for p in part.parameters()
     )
 
 

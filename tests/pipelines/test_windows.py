@@ -53,9 +53,7 @@ def test_tf26_window_is_never_empty_at_the_end_of_the_schedule(steps, size, lo, 
         with pytest.raises(InputError, match="do not fit"):
             window_start(Window(size=size, lo=lo, strategy=strategy), steps, 0, step)
         return
-    settled = at(
-        sampler(steps, size=size, lo=lo, strategy=strategy, stride=stride, iters_per_window=1), 0, step
-    )
+    settled = at(sampler(steps, size=size, lo=lo, strategy=strategy, stride=stride, iters_per_window=1), 0, step)
     chosen = stochastic_steps(settled)
     assert len(chosen) == size and chosen[0] >= lo and chosen[-1] < steps - 1
 

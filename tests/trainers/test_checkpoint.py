@@ -44,17 +44,14 @@ def test_tf50_save_and_load_are_one_pair(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     found = store.save(7, state, CONFIG)
     loaded = found.load()
-    assert loaded["optimizer"]["state"][0]["step"] == 1 and loaded["optimizer"]["param_groups"][0][
-        "betas"
-    ] == (0.9, 0.999)
+    assert loaded["optimizer"]["state"][0]["step"] == 1 and loaded["optimizer"]["param_groups"][0]["betas"] == (
+        0.9,
+        0.999,
+    )
     assert loaded["rng"][0] == state["rng"][0] and loaded["odd keys"] == state["odd keys"]
     assert np.array_equal(loaded["rng"][1][1], state["rng"][1][1]) and loaded["rng"][1][1].dtype == np.uint32
     assert torch.equal(loaded["rng"][2], state["rng"][2])
-    assert (
-        loaded["numbers"][:2] == [1, 2.5]
-        and np.isnan(loaded["numbers"][2])
-        and loaded["numbers"][3] == -np.inf
-    )
+    assert loaded["numbers"][:2] == [1, 2.5] and np.isnan(loaded["numbers"][2]) and loaded["numbers"][3] == -np.inf
     assert torch.equal(loaded["half"], state["half"]) and loaded["half"].dtype == torch.bfloat16
     new = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])
     new.load_state_dict(loaded["optimizer"])
@@ -111,9 +108,7 @@ def test_full_disk_leaves_earlier_checkpoints_intact(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     first = store.save(1, _state(1), CONFIG)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (4096, hard)
-    )  # the kernel refuses to write more, as a full disk does
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # the kernel refuses to write more, as a full disk does
     try:
         with pytest.raises(RunError, match="disk is full while saving step 2"):
             store.save(2, {"w": torch.zeros(100_000)}, CONFIG)

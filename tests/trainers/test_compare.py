@@ -26,26 +26,20 @@ def test_table_has_mean_and_range_over_seeds() -> None:
     lines = table(cells).splitlines()
     assert lines[2] == "| none | before training | 60.0 (60.0 to 60.0) | 30.0 (30.0 to 30.0) | | | 3 |"
     # gains of 10, 15 and 20 points
-    assert lines[3] == (
-        "| rpo | nft | 70.0 (70.0 to 70.0) | 45.0 (40.0 to 50.0) | +15.0 (+10.0 to +20.0) | 100 | 3 |"
-    )
+    assert lines[3] == ("| rpo | nft | 70.0 (70.0 to 70.0) | 45.0 (40.0 to 50.0) | +15.0 (+10.0 to +20.0) | 100 | 3 |")
     assert lines[4] == "| grpo | clip | 70.0 | 31.0 | +1.0 | 100 | 1 |"
 
 
 def test_cells_differ_in_what_they_name_and_share_the_budget(tmp_path: Path) -> None:
     config = load_config(CompareConfig, CONFIG)
     cells = {
-        (a, x): cell_config(config, CONFIG.parent, tmp_path, a, x, 2)
-        for a in config.advantages
-        for x in config.losses
+        (a, x): cell_config(config, CONFIG.parent, tmp_path, a, x, 2) for a in config.advantages for x in config.losses
     }
     for (advantage, loss), made in cells.items():
         assert (made.advantage.name, made.loss.name, made.run.seed) == (advantage, loss, 2)
         assert made.run.steps * made.data.prompts_per_step * made.rollout.drawn == config.images
         assert made.rollout.sampler.stochastic is (loss != "nft")
-    assert (
-        len({(c.data.prompts, c.rollout.group_size, c.eval.limit, c.model.path) for c in cells.values()}) == 1
-    )
+    assert len({(c.data.prompts, c.rollout.group_size, c.eval.limit, c.model.path) for c in cells.values()}) == 1
 
 
 def test_a_wrong_setting_names_its_cell(tmp_path: Path) -> None:

@@ -94,13 +94,9 @@ def test_shipped_configurations_are_valid_and_round_trip(path: Path, tmp_path: P
 
         compare = load_config(CompareConfig, path)
         made = [
-            cell_config(compare, path.parent, tmp_path, a, x, 0)
-            for a in compare.advantages
-            for x in compare.losses
+            cell_config(compare, path.parent, tmp_path, a, x, 0) for a in compare.advantages for x in compare.losses
         ]
-        assert {
-            config.run.steps * config.data.prompts_per_step * config.rollout.drawn for config in made
-        } == {3200}
+        assert {config.run.steps * config.data.prompts_per_step * config.rollout.drawn for config in made} == {3200}
         assert len({config.run.name for config in made}) == 6
         return
     config = load_config(TrainConfig, path)

@@ -36,9 +36,7 @@ def test_split_by_hand():
     # 3 prompts x 2 samples on 2 ranks. spread: 3 + 3. whole: 2 groups + 1 group and two rows of padding.
     a, b = split_rows(3, 2, 2)
     assert a.prompt_rows.tolist() == [0, 0, 1] and b.prompt_rows.tolist() == [1, 2, 2]
-    assert (
-        a.samples.tolist() == [0, 1, 0] and b.samples.tolist() == [1, 0, 1] and b.weight.tolist() == [1, 1, 1]
-    )
+    assert a.samples.tolist() == [0, 1, 0] and b.samples.tolist() == [1, 0, 1] and b.weight.tolist() == [1, 1, 1]
     a, b = split_rows(3, 2, 2, "whole")
     assert a.prompt_rows.tolist() == [0, 0, 1, 1] and b.prompt_rows.tolist() == [2, 2, 2, 2]
     assert b.samples.tolist() == [0, 1, 1, 1] and b.weight.tolist() == [1, 1, 0, 0]
@@ -72,9 +70,7 @@ def test_one_process_needs_no_group():
 def test_fewer_processes_than_asked_for_is_an_error_with_the_right_command():
     check_processes(2, started=2)
     with pytest.raises(InputError, match="processes=2 in the config, but 1 started") as error:
-        check_processes(
-            2, started=1, accelerator=False, arguments=["--config", "my file.yaml", "run.steps=3"]
-        )
+        check_processes(2, started=1, accelerator=False, arguments=["--config", "my file.yaml", "run.steps=3"])
     assert (
         "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 -m trainers.train "
         "--config 'my file.yaml' run.steps=3" in str(error.value)

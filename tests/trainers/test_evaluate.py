@@ -47,9 +47,7 @@ def test_numbers_follow_the_definitions() -> None:
     def item(row: int, sample: int, *met: float | None) -> EvalItem:
         name = f"eval-{row}-{sample}"
         failure = Failure.timeout
-        verdicts = [
-            Verdict(name, f"c{k}", m, failure=failure if m is None else None) for k, m in enumerate(met)
-        ]
+        verdicts = [Verdict(name, f"c{k}", m, failure=failure if m is None else None) for k, m in enumerate(met)]
         return EvalItem(row, sample, name, "hash", tuple(verdicts))
 
     items = (
@@ -100,8 +98,7 @@ def test_tf60_report_names_the_deployed_sampler(policy: Any) -> None:
     assert result.metrics()["eval/sampler"] == "ode, 2 steps, guidance 1, shift 1"
     other = _evaluate(policy, sampler=Sampler(steps=3, guidance=2.0), same_judge=True)
     assert (
-        "3 steps, guidance 2" in str(other.metrics()["eval/sampler"])
-        and other.metrics()["eval/same_judge"] == "true"
+        "3 steps, guidance 2" in str(other.metrics()["eval/sampler"]) and other.metrics()["eval/same_judge"] == "true"
     )
 
 

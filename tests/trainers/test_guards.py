@@ -73,10 +73,7 @@ def test_warns_once_in_the_log(caplog):
 
 
 def test_state_goes_through_json_and_continues_equally():
-    values = [
-        dict(reward=0.1 * i % 0.7, kl=0.2 * i, ema_distance=0.01 * i, high_freq=0.01 * (i + 1))
-        for i in range(8)
-    ]
+    values = [dict(reward=0.1 * i % 0.7, kl=0.2 * i, ema_distance=0.01 * i, high_freq=0.01 * (i + 1)) for i in range(8)]
     config = GuardConfig(kl=Rule(limit=0.5, patience=3), warmup=1)
     whole = Guards(config)
     expected = [whole.update(i, **v) for i, v in enumerate(values)]
@@ -85,9 +82,7 @@ def test_state_goes_through_json_and_continues_equally():
         first.update(i, **v)
     second = Guards(config).load_state_dict(json.loads(json.dumps(first.state_dict())))
     got = [second.update(i, **v) for i, v in enumerate(values[4:], 4)]
-    assert [r.metrics["guard/reward_drop"] for r in got] == [
-        r.metrics["guard/reward_drop"] for r in expected[4:]
-    ]
+    assert [r.metrics["guard/reward_drop"] for r in got] == [r.metrics["guard/reward_drop"] for r in expected[4:]]
     assert [r.fired for r in got] == [r.fired for r in expected[4:]]
     assert second.state_dict() == whole.state_dict()
     with pytest.raises(InputError, match="collapse guards"):

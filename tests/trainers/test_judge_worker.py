@@ -35,9 +35,7 @@ def _judged(verdicts: list[Verdict], samples: int = 4) -> list[Judged]:
 def test_tf35_judge_failure_is_masked_and_counted() -> None:
     # samples 0..2 meet 2, 1, 0 of 2 criteria: rewards 1, .5, 0; the judge failed on sample 3
     met = [(1.0, 1.0), (1.0, 0.0), (0.0, 0.0)]
-    verdicts = [
-        Verdict(f"s{i}", c, m) for i, row in enumerate(met) for c, m in zip(("cat", "hat"), row, strict=True)
-    ]
+    verdicts = [Verdict(f"s{i}", c, m) for i, row in enumerate(met) for c, m in zip(("cat", "hat"), row, strict=True)]
     verdicts += [Verdict("s3", c, None, failure=Failure.timeout) for c in ("cat", "hat")]
     assert check_failures(verdicts, 0.3, "step 0") == failure_share(verdicts) == 0.25
     tables = tabulate(_judged(verdicts), [RUBRIC])
@@ -52,9 +50,7 @@ def test_tf35_judge_failure_is_masked_and_counted() -> None:
 def test_too_many_failures_stop_the_run_with_their_kinds() -> None:
     verdicts = [Verdict("a", "1", 1.0), Verdict("a", "2", None, failure=Failure.timeout)]
     verdicts += [Verdict("b", c, None, failure=Failure.refused) for c in ("1", "2")]
-    with pytest.raises(
-        RunError, match=r"step 3: the judge failed on 75% of 4 verdicts \(2 refused, 1 timeout\)"
-    ):
+    with pytest.raises(RunError, match=r"step 3: the judge failed on 75% of 4 verdicts \(2 refused, 1 timeout\)"):
         check_failures(verdicts, 0.2, "step 3")
     not_applicable = [Verdict("a", "1", None, applicable=False)]
     assert check_failures(not_applicable, 0.0, "step 3") == 0.0  # an answer, not a failure
@@ -62,9 +58,7 @@ def test_too_many_failures_stop_the_run_with_their_kinds() -> None:
 
 def test_ties_have_no_weight_where_the_loss_would_pull_on_them() -> None:
     verdicts = [Verdict(f"s{i}", c, 1.0) for i in range(2) for c in ("cat", "hat")]
-    groups = reward(
-        tabulate(_judged(verdicts, 2), [RUBRIC]), [Prompt("p", "a cat")], aggregate.build("mean"), 0, 0
-    )
+    groups = reward(tabulate(_judged(verdicts, 2), [RUBRIC]), [Prompt("p", "a cat")], aggregate.build("mean"), 0, 0)
     for tie_weight in (1.0, 0.0):
         out = deserve(groups, advantage.build("rpo"), RolloutSection(), run_seed=0, tie_weight=tie_weight)
         assert out.advantage.tolist() == [[0.0, 0.0]] and out.weight.tolist() == [[tie_weight] * 2]
@@ -81,9 +75,7 @@ def test_oversampling_trains_on_exactly_the_group_size_or_less(rewards: list[flo
     options = RolloutSection(group_size=4, oversample=6, best=best)
     for stats_over in ("selected", "all"):
         chosen = options.model_copy(update={"stats_over": stats_over})
-        out = deserve(
-            [Group(rewards=np.array(rewards), key="0/0/p")], advantage.build("grpo"), chosen, run_seed=3
-        )
+        out = deserve([Group(rewards=np.array(rewards), key="0/0/p")], advantage.build("grpo"), chosen, run_seed=3)
         known = ~np.isnan(rewards)
         trained = out.weight[0] > 0
         assert trained.sum() == min(4, known.sum()) and not (trained & ~known).any()

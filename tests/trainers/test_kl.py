@@ -47,9 +47,7 @@ def test_mu_no_dt_uses_s_squared_without_dt(noise, level):
     s2 = step.std**2 / -step.dt
     expected = mean_dims((step.mean - batch.mean_ref).square()) / (2 * s2)
     assert kl.mu_no_dt(step, batch).tolist() == pytest.approx(expected.tolist(), rel=1e-10)
-    assert kl.mu_no_dt(step, batch).tolist() == pytest.approx(
-        (kl.gaussian(step, batch) * -step.dt).tolist(), rel=1e-12
-    )
+    assert kl.mu_no_dt(step, batch).tolist() == pytest.approx((kl.gaussian(step, batch) * -step.dt).tolist(), rel=1e-12)
 
 
 def test_mu_no_dt_of_dance_divides_by_eta_squared():
@@ -116,9 +114,7 @@ def test_names_coefficients_and_combinations_are_checked():
     nft = losses.build("nft")
     assert kl.build("velocity", 1e-4, nft).needs == {"velocity_ref"}
     assert not kl.build("gaussian", 0.0, nft).active
-    with pytest.raises(
-        InputError, match="'gaussian' compares sampling steps, which loss 'nft' has not; use: velocity"
-    ):
+    with pytest.raises(InputError, match="'gaussian' compares sampling steps, which loss 'nft' has not; use: velocity"):
         kl.build("gaussian", 0.1, nft)
     with pytest.raises(InputError, match="needs mean_ref in the batch"):
         kl.build("gaussian", 0.1)(StepOut(), Batch(advantage=torch.ones(1)))

@@ -21,9 +21,7 @@ D64 = torch.float64
 def clip_at(log_ratio: list[float], advantage: list[float], **options) -> tuple[LossOut, torch.Tensor]:
     """The clip loss at given log-ratios, and the gradient of its sum by log-prob."""
     log_prob = torch.tensor(log_ratio, dtype=D64, requires_grad=True)
-    batch = Batch(
-        advantage=torch.tensor(advantage, dtype=D64), old_log_prob=torch.zeros(len(advantage), dtype=D64)
-    )
+    batch = Batch(advantage=torch.tensor(advantage, dtype=D64), old_log_prob=torch.zeros(len(advantage), dtype=D64))
     out = losses.build("clip", **options)(StepOut(log_prob=log_prob), batch)
     (gradient,) = torch.autograd.grad(out.loss.sum(), log_prob)
     return out, gradient
@@ -58,9 +56,7 @@ def test_the_unclipped_side_keeps_its_gradient():
 def test_a_higher_upper_clip_acts_on_that_side_only():
     # clip .2, clip_high .4, A = 1: rho = 1.3 is inside (-1.3); rho = 1.5 gives -1.4.
     # A = -1, rho = .5: max(.5, .8) = .8.
-    out, gradient = clip_at(
-        [math.log(1.3), math.log(1.5), math.log(0.5)], [1.0, 1.0, -1.0], clip=0.2, clip_high=0.4
-    )
+    out, gradient = clip_at([math.log(1.3), math.log(1.5), math.log(0.5)], [1.0, 1.0, -1.0], clip=0.2, clip_high=0.4)
     assert out.loss.tolist() == pytest.approx([-1.3, -1.4, 0.8], abs=1e-12)
     assert gradient.tolist() == pytest.approx([-1.3, 0.0, 0.0], abs=1e-12)
 
@@ -71,9 +67,7 @@ def test_two_sided_clip_caps_the_loss_of_a_bad_action_that_became_likely():
     assert out.loss.item() == pytest.approx(3.0, abs=1e-12) and gradient.item() == 0
     assert out.metrics["loss/clip_fraction"].item() == 1
     out, gradient = clip_at([math.log(5.0)], [-1.0], clip=0.2)
-    assert out.loss.item() == pytest.approx(5.0, abs=1e-12) and gradient.item() == pytest.approx(
-        5.0, abs=1e-12
-    )
+    assert out.loss.item() == pytest.approx(5.0, abs=1e-12) and gradient.item() == pytest.approx(5.0, abs=1e-12)
 
 
 def test_advantages_are_clamped_unless_told_otherwise():
@@ -255,9 +249,7 @@ def test_tf22_masked_items_change_no_gradient():
         weight = torch.tensor([1.0, 1, 1, 0, 0], dtype=D64)
         advantage = torch.tensor([1.0, -1, 0.5, wild, -wild], dtype=D64)
         old = torch.tensor([0.0, 0, 0, wild, -wild], dtype=D64)
-        out = losses.build("clip", clip=0.2)(
-            StepOut(log_prob=log_prob), Batch(advantage=advantage, old_log_prob=old)
-        )
+        out = losses.build("clip", clip=0.2)(StepOut(log_prob=log_prob), Batch(advantage=advantage, old_log_prob=old))
         (result,) = torch.autograd.grad(weighted_sum(out.loss, weight, float((weight > 0).sum())), log_prob)
         return result
 

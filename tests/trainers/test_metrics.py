@@ -53,9 +53,7 @@ def test_unknown_is_skipped_or_kept_and_never_zero():
     assert math.isnan(result["nothing"]) and math.isnan(result["loss"])
 
 
-@given(
-    st.lists(st.tuples(st.floats(-5, 5), st.sampled_from([0.0, 1.0, 0.5])), max_size=12), st.integers(0, 12)
-)
+@given(st.lists(st.tuples(st.floats(-5, 5), st.sampled_from([0.0, 1.0, 0.5])), max_size=12), st.integers(0, 12))
 @settings(max_examples=50, deadline=None)
 def test_ranks_with_unequal_counts_join_by_counts(rows, cut):
     def log(part):
@@ -102,9 +100,7 @@ def test_bad_use_is_an_error():
 def test_replay_metrics_by_hand():
     # differences (0, .1, -.3, 5 masked): mean |d| .4 / 3, max .3; step 2 holds .1 and .3
     means = Means()
-    add_replay(
-        means, torch.tensor([1.0, 1.1, 0.7, 6.0]), torch.ones(4), torch.tensor([0, 2, 2, 0]), [1, 1, 1, 0]
-    )
+    add_replay(means, torch.tensor([1.0, 1.1, 0.7, 6.0]), torch.ones(4), torch.tensor([0, 2, 2, 0]), [1, 1, 1, 0])
     result = means.result()
     assert result["replay/logprob_absdiff_mean"] == pytest.approx(0.4 / 3, rel=1e-6)
     assert result["replay/logprob_absdiff_max"] == pytest.approx(0.3, rel=1e-6)
@@ -124,11 +120,7 @@ def test_tf05_replay_mismatch_is_reported_and_breaks_the_limit():
 def test_group_metrics_by_hand():
     # three groups: tied, one unknown of three, nothing known. Known pairs: 3 tied + 1 apart -> tie share .75
     result = group_metrics([[0.5, 0.5, 0.5], [1.0, NAN, 0.0], [NAN, NAN]], ["a", "b", "b"])
-    assert (
-        result["group/size_min"] == 2
-        and result["group/size_max"] == 3
-        and result["group/unique_prompts"] == 2
-    )
+    assert result["group/size_min"] == 2 and result["group/size_max"] == 3 and result["group/unique_prompts"] == 2
     assert result["group/zero_std_share"] == pytest.approx(2 / 3)
     assert result["group/tie_share"] == pytest.approx(0.75)
     assert result["reward/missing_share"] == pytest.approx(3 / 8)
@@ -149,9 +141,7 @@ def test_table_metrics_name_criteria_and_leave_unknown_out():
     result = table_metrics([table])
     assert result["reward/object_mean"] == pytest.approx(2 / 3) and result["reward/realism_mean"] == 0.5
     assert result["reward/mean_pass_rate"] == pytest.approx((2 / 3 + 1 / 2) / 2)
-    assert result["reward/strict_completion"] == 0 and result["reward/coverage"] == pytest.approx(
-        (1 + 2 / 3) / 2
-    )
+    assert result["reward/strict_completion"] == 0 and result["reward/coverage"] == pytest.approx((1 + 2 / 3) / 2)
     assert table_metrics([table], by="id")["reward/dog_mean"] == 0
 
 
@@ -211,6 +201,4 @@ def test_half_precision_allows_more():
 
 def test_sampler_text_names_steps_and_guidance():
     assert describe_sampler(Sampler(steps=8, guidance=4.5)) == "ode, 8 steps, guidance 4.5, shift 1"
-    assert (
-        describe_sampler(Sampler(noise="sde", level=0.7, shift=3)) == "sde 0.7, 10 steps, guidance 1, shift 3"
-    )
+    assert describe_sampler(Sampler(noise="sde", level=0.7, shift=3)) == "sde 0.7, 10 steps, guidance 1, shift 3"

@@ -44,9 +44,7 @@ def test_value_by_hand():
     # v- = 1.5 * 1 - .5 * 2 = .5: x0_hat = 2 - .25 = 1.75, error .75, w = .75, l- = .75
     # loss = 1 * (.8 * .25 + .2 * .75) / .5 = .7
     one = torch.ones(1, 1, dtype=D64)
-    batch = Batch(
-        advantage=torch.tensor([0.6], dtype=D64), x0=one, x_t=2 * one, t=one[0] / 2, velocity_old=one
-    )
+    batch = Batch(advantage=torch.tensor([0.6], dtype=D64), x0=one, x_t=2 * one, t=one[0] / 2, velocity_old=one)
     out = losses.build("nft", beta=0.5, advantage_max=1.0)(StepOut(velocity=2 * one), batch)
     assert out.loss.tolist() == pytest.approx([0.7], abs=1e-12)
     assert out.metrics["nft/optimality"].item() == pytest.approx(0.8)
@@ -85,12 +83,7 @@ def test_at_old_the_gradient_of_a_tie_is_zero():
 
 def test_descending_the_loss_of_a_winner_brings_the_guess_to_it():
     batch = items([1.0] * 3)
-    assert (
-        batch.x0 is not None
-        and batch.x_t is not None
-        and batch.t is not None
-        and batch.velocity_old is not None
-    )
+    assert batch.x0 is not None and batch.x_t is not None and batch.t is not None and batch.velocity_old is not None
     gradient = gradient_at_old(batch, advantage_max=1.0)[1]
     t = batch.t.reshape(-1, 1, 1, 1)
 

@@ -112,9 +112,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tup
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tf45_one_and_two_processes_draw_and_judge_the_same(
-    kind: str, runs: dict[tuple[str, int], Path]
-) -> None:
+def test_tf45_one_and_two_processes_draw_and_judge_the_same(kind: str, runs: dict[tuple[str, int], Path]) -> None:
     one, two = runs[kind, 1], runs[kind, 2]
     rows = [
         {(r.step, r.prompt_row, r.sample_id): r for r in RecordReader(run / "record.jsonl").rows()}
@@ -158,9 +156,7 @@ def test_tf55_rank_without_signal_does_not_hang(runs: dict[tuple[str, int], Path
         # rank 0 has both samples of group 0 and one of group 1; rank 1 the rest
         mine = [2 * live[0] + live[1], live[1] + 2 * live[2]]
         uneven += mine[0] != mine[1]
-    assert (
-        uneven > 0
-    )  # forwards differed between the ranks, and the run ended all the same (see the test above)
+    assert uneven > 0  # forwards differed between the ranks, and the run ended all the same (see the test above)
 
 
 def test_fewer_ranks_than_asked_for_is_an_error(tmp_path: Path, tiny_model: Path) -> None:

@@ -105,9 +105,7 @@ def test_tf49_resume_acts_or_raises(tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(InputError, match=r"continue it with run\.resume=auto"):
         _trainer(config)
     # another configuration: the differing keys are named, and nothing is loaded or written
-    other = _config(
-        tmp_path, tiny_model, "full-nft", run__steps=2, run__resume="auto", optim__lr=5e-4, run__seed=7
-    )
+    other = _config(tmp_path, tiny_model, "full-nft", run__steps=2, run__resume="auto", optim__lr=5e-4, run__seed=7)
     with pytest.raises(InputError) as error:
         _trainer(other)
     assert "optim.lr: 0.001 -> 0.0005" in str(error.value) and "run.seed: 1 -> 7" in str(error.value)
@@ -136,9 +134,7 @@ def test_an_older_checkpoint_can_be_gone_back_to(tmp_path: Path, tiny_model: Pat
         trainer.run()
         expected = _state(trainer)
         earlier = trainer.checkpoints.all()[0]
-    again = _config(
-        tmp_path, tiny_model, "full-nft", run__steps=2, run__save_every=1, run__resume=str(earlier.path)
-    )
+    again = _config(tmp_path, tiny_model, "full-nft", run__steps=2, run__save_every=1, run__resume=str(earlier.path))
     with _trainer(again) as trainer:
         assert trainer.done == 1
         trainer.run()
@@ -159,7 +155,5 @@ def test_saving_changes_nothing_and_the_model_is_plain_diffusers(tmp_path: Path,
         assert _same(_state(trainer), before)
         name = trainer.policy.trainable_parameters()[0][0]
         average = trainer.policy.state_dict()[f"ema/{name}"].clone()
-    pipe = StableDiffusion3Pipeline.from_pretrained(
-        trainer.directory / "model", text_encoder_3=None, tokenizer_3=None
-    )
+    pipe = StableDiffusion3Pipeline.from_pretrained(trainer.directory / "model", text_encoder_3=None, tokenizer_3=None)
     assert torch.equal(dict(pipe.transformer.named_parameters())[name], average)

@@ -42,9 +42,7 @@ def test_grid_is_as_square_as_it_gets() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_trackers_get_numbers_and_pictures(
-    name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trackers_get_numbers_and_pictures(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(name)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -24,9 +24,7 @@ def _saved(directory: Path, model: Path) -> Path:
 def test_dry_run_prints_the_plan_and_loads_nothing(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        run(_saved(tmp_path, tiny_model), ["run.steps=7", "run.processes=4"], dry_run=True, as_json=True) == 0
-    )
+    assert run(_saved(tmp_path, tiny_model), ["run.steps=7", "run.processes=4"], dry_run=True, as_json=True) == 0
     plan = json.loads(capsys.readouterr().out)
     # 2 prompts x 2 samples a step, 2 noise levels each
     assert (plan["steps"], plan["images_per_step"], plan["judged_images"], plan["items_per_step"]) == (
@@ -82,7 +80,5 @@ def test_tf61_smoke_config_runs_on_cpu(tmp_path: Path, capsys: pytest.CaptureFix
     done = json.loads(capsys.readouterr().out)
     assert done["steps"] == 2 and done["stopped"] is None and 0 <= done["strict_completion"] <= 1
     assert (Path(done["model"]) / "pytorch_lora_weights.safetensors").is_file()
-    kinds = [
-        json.loads(line)["kind"] for line in (tmp_path / "smoke" / "metrics.jsonl").read_text().splitlines()
-    ]
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "smoke" / "metrics.jsonl").read_text().splitlines()]
     assert kinds == ["eval", "train", "train", "eval"]

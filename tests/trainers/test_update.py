@@ -82,9 +82,7 @@ def _gradient(
     """Flat gradient of one optimizer step, taken just before the step."""
     seen: list[torch.Tensor] = []
     updater = Updater(policy, checks.loss_of(config), checks.kl_of(config), config.optim, config.loss)
-    updater._step = lambda: (
-        seen.append(torch.cat([p.grad.flatten().clone() for p in updater.parameters])) or 0.0
-    )  # type: ignore[method-assign, union-attr, func-returns-value]
+    updater._step = lambda: seen.append(torch.cat([p.grad.flatten().clone() for p in updater.parameters])) or 0.0  # type: ignore[method-assign, union-attr, func-returns-value]
     updater(rollout, advantage, weight, run_seed=0, step=0, sampled_at=4)
     for parameter in updater.parameters:
         parameter.grad = None
@@ -115,9 +113,7 @@ def test_masked_rows_change_neither_gradient_nor_normaliser(
     policy = policies["full"]
     config = settings(tmp_path, tiny_model, optim__batch_size=12, **LOSSES[loss])
     rollout = _sample(policy, config)
-    masked = _gradient(
-        policy, config, rollout, np.array([1.0, -1.0, 7.0, np.nan]), np.array([1.0, 1.0, 0.0, 0.0])
-    )
+    masked = _gradient(policy, config, rollout, np.array([1.0, -1.0, 7.0, np.nan]), np.array([1.0, 1.0, 0.0, 0.0]))
     alone = _gradient(policy, config, rollout.select([0, 1]), ADVANTAGE[:2], WEIGHT[:2])
     assert (masked - alone).abs().max() <= 1e-4 * alone.abs().max() and alone.abs().max() > 0
 
@@ -157,9 +153,7 @@ def test_groups_without_signal_move_nothing(
     assert torch.equal(before, after) and stats.updates == 0
 
 
-def test_kl_pulls_back_samples_without_signal(
-    policies: dict[str, Any], tmp_path: Path, tiny_model: Path
-) -> None:
+def test_kl_pulls_back_samples_without_signal(policies: dict[str, Any], tmp_path: Path, tiny_model: Path) -> None:
     policy = policies["full"]
     config = settings(
         tmp_path,
@@ -189,12 +183,8 @@ def test_second_update_has_another_ratio(policies: dict[str, Any], tmp_path: Pat
 
 
 def test_updates_share_out_whole_groups(policies: dict[str, Any], tmp_path: Path, tiny_model: Path) -> None:
-    config = settings(
-        tmp_path, tiny_model, optim__batch_size=4, optim__updates_per_rollout=2, **LOSSES["nft"]
-    )
-    updater = Updater(
-        policies["full"], checks.loss_of(config), checks.kl_of(config), config.optim, config.loss
-    )
+    config = settings(tmp_path, tiny_model, optim__batch_size=4, optim__updates_per_rollout=2, **LOSSES["nft"])
+    updater = Updater(policies["full"], checks.loss_of(config), checks.kl_of(config), config.optim, config.loss)
     rollout = _sample(policies["full"], config)
     items, _, _ = updater._items(rollout, ADVANTAGE, WEIGHT, 0, 0)
     chunks = [set(items.rows[chunk].tolist()) for chunk in updater._chunks(rollout, items)]
@@ -220,9 +210,7 @@ def test_first_pass_ratio_is_one_with_equal_batches(
     rollout = _sample(policy, config, batch=batch)
     _, stats = _updated(policy, config, rollout, ADVANTAGE, WEIGHT, sampled_at=batch)
     metrics = stats.log.result()
-    assert metrics["replay/logprob_absdiff_max"] <= 1e-6 and metrics["replay/ratio_max"] == pytest.approx(
-        1, abs=1e-6
-    )
+    assert metrics["replay/logprob_absdiff_max"] <= 1e-6 and metrics["replay/ratio_max"] == pytest.approx(1, abs=1e-6)
 
 
 def test_other_batch_size_computes_old_log_probs_again(
@@ -249,24 +237,18 @@ def test_noise_levels_are_a_shuffle_of_the_rollouts_grid(
     # 3 steps: every row has each of the grid's levels once, in an order of its own
     assert all(torch.equal(row.sort(descending=True).values, rollout.sigmas[:-1]) for row in levels)
     picked = rollout.select([2, 0])
-    assert torch.equal(
-        noise_levels(picked, 3, 0, 5).reshape(2, 3), levels[[2, 0]]
-    )  # of the sample, not of its place
+    assert torch.equal(noise_levels(picked, 3, 0, 5).reshape(2, 3), levels[[2, 0]])  # of the sample, not of its place
     noise = level_noise(rollout, 3, 0, 5)
     assert len(noise.flatten(1).unique(dim=0)) == 12
     assert torch.equal(level_noise(picked, 3, 0, 5)[3:], noise[:3])
     assert not torch.equal(level_noise(rollout, 3, 0, 6), noise)
 
 
-def test_fp16_scaler_skips_an_overflow_and_goes_on(
-    policies: dict[str, Any], tmp_path: Path, tiny_model: Path
-) -> None:
+def test_fp16_scaler_skips_an_overflow_and_goes_on(policies: dict[str, Any], tmp_path: Path, tiny_model: Path) -> None:
     policy = policies["full"]
     config = settings(tmp_path, tiny_model, optim__batch_size=12, **LOSSES["nft"])
     with _Weights(policy):
-        updater = Updater(
-            policy, checks.loss_of(config), checks.kl_of(config), config.optim, config.loss, "fp16"
-        )
+        updater = Updater(policy, checks.loss_of(config), checks.kl_of(config), config.optim, config.loss, "fp16")
         assert updater.scaler.is_enabled()
         rollout = _sample(policy, config)
         updater.scaler.scale(torch.zeros(()))  # the scale exists from the first use on
@@ -280,9 +262,7 @@ def test_fp16_scaler_skips_an_overflow_and_goes_on(
         assert updater.scaler.get_scale() < first and torch.equal(updater.parameters[0], moved)
 
 
-def test_not_finite_gradient_is_an_error_in_fp32(
-    policies: dict[str, Any], tmp_path: Path, tiny_model: Path
-) -> None:
+def test_not_finite_gradient_is_an_error_in_fp32(policies: dict[str, Any], tmp_path: Path, tiny_model: Path) -> None:
     policy = policies["full"]
     config = settings(tmp_path, tiny_model, optim__batch_size=12, **LOSSES["nft"])
     rollout = _sample(policy, config)

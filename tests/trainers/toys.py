@@ -45,10 +45,7 @@ class RedJudge(SyncMixin):
         self.calls.append(request.sample_id)
         picture = np.asarray(request.candidate, dtype=np.float64) / 255
         if self.fails and hashlib.sha256(request.sample_id.encode()).digest()[0] % self.fails == 0:
-            return [
-                Verdict(request.sample_id, c.id, None, failure=Failure.timeout)
-                for c in request.rubric.criteria
-            ]
+            return [Verdict(request.sample_id, c.id, None, failure=Failure.timeout) for c in request.rubric.criteria]
         strips = np.array_split(picture, len(request.rubric.criteria), axis=1)
         return [
             Verdict(request.sample_id, c.id, float(np.clip(0.5 + 2 * (s[..., 0] - s[..., 2]).mean(), 0, 1)))

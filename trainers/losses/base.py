@@ -145,9 +145,7 @@ def require(what: str, owner: object, wanted: Iterable[str], where: str) -> None
     """Raise an `InputError` that names every field in `wanted` which `owner` lacks."""
     missing = sorted(name for name in wanted if getattr(owner, name, None) is None)
     if missing:
-        raise InputError(
-            f"{what} needs {', '.join(missing)} in {where}, which were not recorded or asked for"
-        )
+        raise InputError(f"{what} needs {', '.join(missing)} in {where}, which were not recorded or asked for")
 
 
 @dataclass(frozen=True)

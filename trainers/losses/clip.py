@@ -32,9 +32,7 @@ class ClipOptions(Options):
     @model_validator(mode="after")
     def _delta_above_clip(self) -> ClipOptions:
         if self.delta is not None and self.delta <= 1 + self.high:
-            raise ValueError(
-                f"delta {self.delta} must be above 1 + clip_high = {1 + self.high}, or it undoes the clip"
-            )
+            raise ValueError(f"delta {self.delta} must be above 1 + clip_high = {1 + self.high}, or it undoes the clip")
         return self
 
     @property
@@ -63,17 +61,13 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, options: ClipOptions
     bounded = ratio.clamp(1 - options.clip, 1 + options.high)
     loss = torch.maximum(-advantage * free, -advantage * bounded)
     with torch.no_grad():
-        stopped = ((ratio > 1 + options.high) & (advantage > 0)) | (
-            (ratio < 1 - options.clip) & (advantage < 0)
-        )
+        stopped = ((ratio > 1 + options.high) & (advantage > 0)) | ((ratio < 1 - options.clip) & (advantage < 0))
         if options.delta is not None:
             stopped |= (ratio > options.delta) & (advantage < 0)
     return LossOut(loss, {"loss/ratio": ratio.detach(), "loss/clip_fraction": stopped.to(ratio.dtype)})
 
 
-@register(
-    "clip", needs={"advantage", "old_log_prob"}, outputs={"log_prob"}, kind="replay", options=ClipOptions
-)
+@register("clip", needs={"advantage", "old_log_prob"}, outputs={"log_prob"}, kind="replay", options=ClipOptions)
 def clip(step: StepOut, batch: Batch, options: ClipOptions) -> LossOut:
     """PPO clip on the ratio of mean-reduced log-probs.
 

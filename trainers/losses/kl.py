@@ -88,9 +88,7 @@ class KL:
             ValueError: called with coefficient 0.
         """
         if not self.active:
-            raise ValueError(
-                "KL with coefficient 0 has no value: check `active` and leave the reference pass out"
-            )
+            raise ValueError("KL with coefficient 0 has no value: check `active` and leave the reference pass out")
         require(f"KL {self.name!r}", batch, self.needs, "the batch")
         require(f"KL {self.name!r}", step, self.outputs, "the step")
         distance = _KLS[self.name].call(step, batch)
@@ -122,7 +120,5 @@ def build(name: str, beta: float, loss: Loss | None = None) -> KL:
         return KL(name, 0.0, frozenset(), frozenset())
     if loss is not None and loss.kind not in entry.kinds:
         fitting = ", ".join(n for n, e in _KLS.items() if loss.kind in e.kinds)
-        raise InputError(
-            f"KL {name!r} compares sampling steps, which loss {loss.name!r} has not; use: {fitting}"
-        )
+        raise InputError(f"KL {name!r} compares sampling steps, which loss {loss.name!r} has not; use: {fitting}")
     return KL(name, float(beta), entry.needs, entry.outputs)

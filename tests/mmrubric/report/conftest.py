@@ -29,29 +29,21 @@ from mmrubric.shapes.sampling import changes_of
 from mmrubric.verdict import Verdict
 
 
-def read(
-    rubric: Rubric, scene: Scene, sample_id: str, rng: np.random.Generator, noise: float = 0.0
-) -> list[Verdict]:
+def read(rubric: Rubric, scene: Scene, sample_id: str, rng: np.random.Generator, noise: float = 0.0) -> list[Verdict]:
     """Ground truth, with a share `noise` of the answers turned round."""
     verdicts = []
     for criterion in rubric.criteria:
         met = holds(criterion.arguments, seen_of(scene))
         if met is None:
-            verdicts.append(
-                Verdict(sample_id, criterion.id, None, applicable=False, reason="nothing of the kind")
-            )
+            verdicts.append(Verdict(sample_id, criterion.id, None, applicable=False, reason="nothing of the kind"))
             continue
         if rng.random() < noise:
             met = not met
-        verdicts.append(
-            Verdict(sample_id, criterion.id, float(met), reason=f"{criterion.id}: seen in the pixels")
-        )
+        verdicts.append(Verdict(sample_id, criterion.id, float(met), reason=f"{criterion.id}: seen in the pixels"))
     return verdicts
 
 
-def picture(
-    spec: Spec, rubric: Rubric, good: bool, name: str, rng: np.random.Generator, noise: float
-) -> Picture:
+def picture(spec: Spec, rubric: Rubric, good: bool, name: str, rng: np.random.Generator, noise: float) -> Picture:
     """A picture that satisfies the prompt, or one with an attribute changed; grainy, as a generator's is."""
     scene = scene_for(spec, rng) if good else near_miss(spec, str(rng.choice(changes_of(spec))), rng)
     pixels = render(scene).astype(np.int16) + rng.integers(-9, 10, (64, 64, 1))

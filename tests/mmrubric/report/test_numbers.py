@@ -19,9 +19,7 @@ from mmrubric.rubric import Criterion, Rubric
 from mmrubric.verdict import Failure, Verdict
 
 
-def _result(
-    name: str, before: list[float | None], after: list[float | None], second: list[float] | None = None
-):
+def _result(name: str, before: list[float | None], after: list[float | None], second: list[float] | None = None):
     rubric = Rubric(
         prompt=name,
         criteria=tuple(
@@ -33,21 +31,16 @@ def _result(
     def picture(side: str, met: list[float | None]) -> Picture:
         sample = f"{name}-{side}"
         verdicts = [
-            Verdict(sample, str(k), m, failure=None if m is not None else Failure.timeout)
-            for k, m in enumerate(met)
+            Verdict(sample, str(k), m, failure=None if m is not None else Failure.timeout) for k, m in enumerate(met)
         ]
         # In reverse order: the join is by id.
-        return Picture(
-            sample, verdicts[::-1], [Verdict(sample, str(k), m) for k, m in enumerate(second or [])]
-        )
+        return Picture(sample, verdicts[::-1], [Verdict(sample, str(k), m) for k, m in enumerate(second or [])])
 
     return PromptResult(name, name, rubric, [picture("before", before)], [picture("after", after)])
 
 
 def _report(results: list[PromptResult], **changes: object) -> AlignmentReport:
-    values = dict(
-        title="t", results=results, settings={"a": {"b": 1}}, seconds=1.0, judged_images=2, judge="j"
-    )
+    values = dict(title="t", results=results, settings={"a": {"b": 1}}, seconds=1.0, judged_images=2, judge="j")
     return AlignmentReport(**{**values, "reliability": Reliability(), **changes})  # type: ignore[arg-type]
 
 
@@ -86,9 +79,7 @@ def test_second_reader_agreement_counts_known_verdicts_only():
 def test_json_has_the_fixed_keys_and_no_nan():
     one = Section("fine", [Measure("share", math.nan, "share")])
     sections = Reliability(one, one, one, one)
-    report = _report(
-        [_result("p", [None, None], [1, 1])], curve=[CurvePoint(1, math.nan)], reliability=sections
-    )
+    report = _report([_result("p", [None, None], [1, 1])], curve=[CurvePoint(1, math.nan)], reliability=sections)
     data = as_json(report, compute(report, resamples=500))
     assert data["before"] == {"mean_pass_rate": None, "strict_completion": 0.0}
     assert data["after"] == {"mean_pass_rate": 1.0, "strict_completion": 1.0}

@@ -76,14 +76,9 @@ def test_written_text_covers_the_lower_half_only():
 def test_judge_fidelity_says_what_was_not_measured(build):
     report = build(4)
     numbers = compute(report, resamples=200)
-    section = judge_fidelity(
-        report.results, numbers, repeats=Count(18, 20), order="judged alone", same_judge=True
-    )
+    section = judge_fidelity(report.results, numbers, repeats=Count(18, 20), order="judged alone", same_judge=True)
     measures = {m.name: m for m in section.measures}
-    assert (
-        measures["same answer when asked again"].value == 0.9
-        and measures["same answer when asked again"].look
-    )
+    assert measures["same answer when asked again"].value == 0.9 and measures["same answer when asked again"].look
     assert measures["agreement with ground truth"].value is None
     assert measures["pairs that agree in both orders"].note == "judged alone"
     assert section.summary.startswith("The judge that trained also evaluated.")
@@ -92,8 +87,4 @@ def test_judge_fidelity_says_what_was_not_measured(build):
 def test_saturated_kinds_are_named(build):
     always = compute(build(30, 0.0, 1.0), resamples=200)
     summary = saturation_and_ties(always, tie_share=0.25).summary
-    assert (
-        "nearly always met: " in summary
-        and "object" in summary
-        and "25 % of the training comparisons" in summary
-    )
+    assert "nearly always met: " in summary and "object" in summary and "25 % of the training comparisons" in summary

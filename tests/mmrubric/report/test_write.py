@@ -111,9 +111,7 @@ def test_json_beside_it(written):
 @pytest.mark.parametrize("absent", list(Reliability.NAMES))
 def test_a_report_without_a_reliability_section_is_refused_by_name(build: Build, tmp_path: Path, absent: str):
     report = build(2)
-    broken = dataclasses.replace(
-        report, reliability=dataclasses.replace(report.reliability, **{absent: None})
-    )
+    broken = dataclasses.replace(report, reliability=dataclasses.replace(report.reliability, **{absent: None}))
     with pytest.raises(InputError, match=f"no reliability section for: {Reliability.NAMES[absent]}\\."):
         write_report(broken, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -122,9 +120,7 @@ def test_a_report_without_a_reliability_section_is_refused_by_name(build: Build,
 def test_an_empty_section_is_no_section(build: Build, tmp_path: Path):
     report = build(2)
     empty = dataclasses.replace(report.reliability.attack_probes, measures=[])  # type: ignore[type-var]
-    broken = dataclasses.replace(
-        report, reliability=dataclasses.replace(report.reliability, attack_probes=empty)
-    )
+    broken = dataclasses.replace(report, reliability=dataclasses.replace(report.reliability, attack_probes=empty))
     with pytest.raises(InputError, match="attack probes"):
         write_report(broken, tmp_path)
 
@@ -132,9 +128,7 @@ def test_an_empty_section_is_no_section(build: Build, tmp_path: Path):
 def test_one_judge_for_both_is_refused_unless_allowed(build: Build, tmp_path: Path):
     with pytest.raises(InputError, match="allow_same_judge"):
         write_report(build(2, allow_same_judge=False), tmp_path)
-    text = write_report(
-        build(2, allow_same_judge=False, judge="other"), tmp_path, resamples=200
-    ).html.read_text()
+    text = write_report(build(2, allow_same_judge=False, judge="other"), tmp_path, resamples=200).html.read_text()
     assert "allow_same_judge is set" not in text
 
 
