@@ -19,11 +19,12 @@ COLOUR_REACH = 80.0
 """Largest distance of a blob's colour from a palette colour that still bears its name."""
 PURE = 0.7
 """Least share of a blob's inner pixels that must have the blob's colour."""
-MISFIT = 0.1
-"""Largest share of a blob's area by which it may differ from the best outline."""
+MISFIT = 0.055
+"""Largest share of a blob's area by which it may differ from the best outline; rendered shapes stay under 0.02
+even after the VAE."""
 STRANGER = 0.5
 """A blob is a stranger if one of `STRANGERS` fits with at most this share of the best shape's misfit."""
-LEAST_NAMED_AREA = 20.0
+LEAST_NAMED_AREA = 40.0
 """A blob with less area is too small for its outline to be told, in pixels."""
 _GRID = 20
 _REACH = 1.1

@@ -11,11 +11,11 @@ from scipy import ndimage
 from mmrubric.shapes import OTHER, SHAPES
 
 DIRECTIONS = 72
-MISFIT = 0.1
+MISFIT = 0.085
 """Largest mean deviation of the radii from a shape's, as a share of the mean radius."""
 AREA_TOLERANCE = 0.25
 """Largest difference of the area that the radii enclose and the blob's own, as a share of it."""
-LEAST_RADIUS = 2.5
+LEAST_RADIUS = 3.8
 """Blobs with a smaller radius are too small to have a shape, in pixels."""
 _STEP = 0.25
 _STEPS = 140

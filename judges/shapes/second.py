@@ -186,7 +186,7 @@ def _second_look(pieces: list[Piece], level: np.ndarray) -> list[Piece]:
             parts = _apart(piece)
             _name(parts, level)
             named = [p for p in parts if p.shape != OTHER]
-            good = len(parts) > 1 and sum(p.mask.sum() for p in named) >= 0.7 * piece.mask.sum()
+            good = len(parts) > 1 and sum(p.mask.sum() for p in named) >= 0.8 * piece.mask.sum()
             kept += parts if good else [piece]
     return kept
 

@@ -12,7 +12,9 @@ from mmrubric.shapes import OTHER
 
 LEAST_AREA = 60.0
 """Blobs with less area are not two shapes, in pixels."""
-NAMED_SHARE = 0.7
+PART_MISFIT = 0.035
+"""Parts must fit their outline better than whole blobs, since a smudge can be cut in many ways."""
+NAMED_SHARE = 0.8
 """A strange blob is split only if shapes make up at least this share of it."""
 NECKS = (1.0, 2.0, 3.0, 4.0, 5.5)
 """Half widths of the necks at which a blob may be cut, in pixels."""
@@ -70,6 +72,7 @@ def _attempt(
     labels, accepted = blobs.labels.copy(), []
     owner = np.array(owners)
     area, keep = blobs.area.copy(), np.array([s != OTHER for s in found.shape])
+    keep &= found.misfit <= PART_MISFIT
     for index in set(owners):
         mine = owner == index
         named = found.area[mine & keep].sum() / blobs.area[index]
@@ -86,7 +89,7 @@ def _attempt(
         np.concatenate([area, found.area[accepted]]),
         np.concatenate([blobs.x, found.x[accepted]]),
         np.concatenate([blobs.y, found.y[accepted]]),
-        blobs.shape + [found.shape[k] for k in accepted],
+        blobs.shape + [found.shape[k] if keep[k] else OTHER for k in accepted],
         np.concatenate([blobs.misfit, found.misfit[accepted]]),
         blobs.colour + [found.colour[k] for k in accepted],
     )

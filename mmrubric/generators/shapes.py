@@ -93,7 +93,7 @@ def _shapes(spec: Spec) -> list[Criterion]:
     for subject in subjects:
         criteria += _attributes(subject)
     if spec.relation is not None:
-        first, second = subjects
+        first, second = spec.subjects
         criteria.append(
             _criterion(
                 "relation",

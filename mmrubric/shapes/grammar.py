@@ -153,11 +153,11 @@ def enumerate_specs(kind: str) -> Iterator[Spec]:
             yield Spec(background, (Subject(shape, colour, size, count),))
     elif kind in ("pair", "relation"):
         relations = (None,) if kind == "pair" else RELATIONS
-        objects = list(product(SHAPES, COLOURS, sizes))
-        for (shape_a, *a), (shape_b, *b) in product(objects, objects):
-            if shape_a != shape_b:
+        subjects = [Subject(*of) for of in product(SHAPES, COLOURS, sizes)]
+        for first, second in product(subjects, subjects):
+            if first.shape != second.shape:
                 for relation, background in product(relations, BACKGROUNDS):
-                    yield Spec(background, (Subject(shape_a, *a), Subject(shape_b, *b)), relation)
+                    yield Spec(background, (first, second), relation)
     else:
         raise InputError(f"unknown kind of prompt {kind!r}; known: {', '.join(KINDS)}")
 

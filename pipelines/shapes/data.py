@@ -55,10 +55,8 @@ def _collage(rng: np.random.Generator) -> Scene:
     def one_of(names: Iterable[str]) -> str:
         return str(rng.choice(list(names)))
 
-    items = tuple(
-        Item(one_of(SHAPES), one_of(COLOURS), *rng.uniform(0, SIZE, 2).tolist(), float(rng.uniform(4.5, 12.5)))
-        for _ in range(rng.integers(4, 11))
-    )
+    places = rng.uniform((0, 0, 4.5), (SIZE, SIZE, 12.5), (int(rng.integers(4, 11)), 3)).tolist()
+    items = tuple(Item(one_of(SHAPES), one_of(COLOURS), x, y, radius) for x, y, radius in places)
     word = None
     if rng.random() < 0.3:
         text = one_of(WORDS)

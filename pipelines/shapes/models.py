@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from diffusers import (
     AutoencoderKL,
@@ -74,6 +75,7 @@ def build_tokenizer(words: Sequence[str], max_tokens: int = MAX_TOKENS) -> CLIPT
 
 def build_text_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModelWithProjection:
     """A two-layer CLIP text encoder; the pipeline reads the output of its first layer and the pooled projection."""
+    ids: Any = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -82,19 +84,20 @@ def build_text_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModelWit
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=tokenizer.model_max_length,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **ids,
     )
     return CLIPTextModelWithProjection(config)
 
 
 def build_vae() -> AutoencoderKL:
     """64 x 64 pixels to a 16 x 16 latent of 6 channels."""
+    blocks: Any = {  # diffusers annotates these as tuples of one
+        "down_block_types": ("DownEncoderBlock2D",) * 3,
+        "up_block_types": ("UpDecoderBlock2D",) * 3,
+        "block_out_channels": (8, 16, 32),
+    }
     return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(8, 16, 32),
+        **blocks,
         layers_per_block=1,
         latent_channels=LATENT_CHANNELS,
         norm_num_groups=2,

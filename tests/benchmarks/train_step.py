@@ -34,12 +34,12 @@ GROUPS, SIZE, STEPS = 8, 4, 8
 """Prompts per step, samples per prompt, denoising steps."""
 
 
-def make_config(model: Path, directory: Path, plain: bool, steps: int) -> TrainConfig:
+def make_config(model: str, directory: Path, plain: bool, steps: int, pixels: bool) -> TrainConfig:
     """RPO with the clipped loss. Tied pairs have no gradient, so their rows are what skipping saves."""
     rows, trained = GROUPS * SIZE, STEPS - 1
-    world = {"data__prompts": "shapes:train"} if str(model) == "shapes" else {}
+    world: dict[str, Any] = {"data__prompts": "shapes:train"} if pixels else {}
     return settings(
-        directory, model,
+        directory, Path(model),
         run={"name": "plain" if plain else "ours", "output_dir": str(directory / "runs"), "steps": steps},
         data__prompts_per_step=GROUPS if world else 4,
         rollout={
@@ -67,9 +67,9 @@ def forget_embeddings(policy: Any) -> None:
     cache.get = encode
 
 
-def run(model: Path, directory: Path, plain: bool, steps: int, judge: Judge | None) -> tuple[float, torch.Tensor, dict]:
+def run(model: str, directory: Path, plain: bool, steps: int, judge: Judge | None) -> tuple[float, torch.Tensor, dict]:
     """Images per second after one warm-up step, the weights, and the last metrics."""
-    config = make_config(model, directory, plain, steps + 1)
+    config = make_config(model, directory, plain, steps + 1, judge is None)
     with Trainer(config, parts.build(config, judge=judge)) as trainer:
         if plain:
             forget_embeddings(trainer.policy)
@@ -91,17 +91,17 @@ def _flat(trainer: Trainer) -> torch.Tensor:
 def main() -> int:
     """Print one JSON object; exit code 1 if the weights differ by more than 1e-6."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="shapes", choices=["shapes", "tiny"])
+    parser.add_argument("--model", default="shapes", help="shapes, tiny, or a directory of a shapes generator")
     parser.add_argument("--steps", type=int, default=3, help="timed steps")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        directory, judge, model = Path(folder), None, Path("shapes")
+        directory, judge, model = Path(folder), None, options.model
         if options.model == "tiny":
             from pipelines.testing import tiny_sd3_directory
 
-            model, judge = tiny_sd3_directory(directory / "tiny"), RedJudge()
+            model, judge = str(tiny_sd3_directory(directory / "tiny")), RedJudge()
         plain, theirs, _ = run(model, directory, True, options.steps, judge)
         ours, mine, metrics = run(model, directory, False, options.steps, judge)
     difference = float((mine - theirs).abs().max())
