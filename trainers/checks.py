@@ -148,7 +148,8 @@ def _effects(config: TrainConfig) -> None:
 
     def unless(acts: bool, section: str, keys: str, needed: str) -> None:
         values = getattr(config, section)
-        changed = [k for k in keys.split() if getattr(values, k) != type(values).model_fields[k].default]
+        usual = type(values)()
+        changed = [key for key in keys.split() if getattr(values, key) != getattr(usual, key)]
         if not acts:
             idle.extend((f"{section}.{key}", needed) for key in changed)
 

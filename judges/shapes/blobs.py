@@ -22,6 +22,8 @@ PURE = 0.7
 MISFIT = 0.055
 """Largest share of a blob's area by which it may differ from the best outline; rendered shapes stay under 0.02
 even after the VAE."""
+CLEAR, RIVAL = 0.025, 1.5
+"""A blob with more misfit than `CLEAR` has no name if another shape fits within `RIVAL` times its misfit."""
 STRANGER = 0.5
 """A blob is a stranger if one of `STRANGERS` fits with at most this share of the best shape's misfit."""
 LEAST_NAMED_AREA = 40.0
@@ -127,7 +129,9 @@ def describe(values: np.ndarray, labels: np.ndarray, cover: np.ndarray) -> Blobs
         blobs.misfit = apart[np.arange(count), best]
         # In blur the outlines grow alike: a stranger must fit clearly better.
         strange = apart[:, strangers].min(1) < STRANGER * blobs.misfit
-        fits = (blobs.misfit <= MISFIT) & (area >= LEAST_NAMED_AREA) & ~strange
+        rival = np.where((bank_shape == bank_shape[best][:, None]) | strangers, np.inf, apart).min(1)
+        unclear = (blobs.misfit > CLEAR) & (rival < RIVAL * blobs.misfit)
+        fits = (blobs.misfit <= MISFIT) & (area >= LEAST_NAMED_AREA) & ~strange & ~unclear
         blobs.shape = [SHAPES[bank_shape[k]] if ok else OTHER for k, ok in zip(best, fits, strict=True)]
     return blobs
 

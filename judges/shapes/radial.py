@@ -13,6 +13,8 @@ from mmrubric.shapes import OTHER, SHAPES
 DIRECTIONS = 72
 MISFIT = 0.085
 """Largest mean deviation of the radii from a shape's, as a share of the mean radius."""
+CLEAR = 0.065
+"""Radii that deviate more have no name if another shape's deviate by less than 1.3 times as much."""
 AREA_TOLERANCE = 0.25
 """Largest difference of the area that the radii enclose and the blob's own, as a share of it."""
 LEAST_RADIUS = 3.8
@@ -124,8 +126,13 @@ def fit(outlines: Radii, area: np.ndarray) -> Fit:
     enclosed = np.square(measured).sum(1) * np.pi / DIRECTIONS
     sound = np.abs(enclosed - area) <= AREA_TOLERANCE * area
     misfit, radius = deviation[rows, best], scale[rows, best]
+    same = np.array([[name == names[k] for name in names] for k in best]).reshape(deviation.shape)
+    rival = np.where(same | strange, np.inf, deviation).min(1)
+    unclear = (misfit > CLEAR) & (rival < 1.3 * misfit)
     # In blur a cross grows like a diamond: a diamond must fit clearly better.
-    good = (deviation[:, strange].min(1) > 0.5 * misfit) & sound & (misfit <= MISFIT) & (radius >= LEAST_RADIUS)
+    good = (
+        (deviation[:, strange].min(1) > 0.5 * misfit) & ~unclear & sound & (misfit <= MISFIT) & (radius >= LEAST_RADIUS)
+    )
     shapes = [names[k] if ok else OTHER for k, ok in zip(best, good, strict=True)]
     return Fit(shapes, radius, outlines.x, outlines.y, misfit)
 

@@ -15,7 +15,9 @@ LEAST_AREA = 60.0
 PART_MISFIT = 0.035
 """Parts must fit their outline better than whole blobs, since a smudge can be cut in many ways."""
 NAMED_SHARE = 0.8
-"""A strange blob is split only if shapes make up at least this share of it."""
+"""A strange blob is cut at its necks only if shapes make up at least this share of it."""
+COLOUR_SHARE = 0.3
+"""As `NAMED_SHARE`, for cuts between colours: a change of colour is a border that anyone sees."""
 NECKS = (1.0, 2.0, 3.0, 4.0, 5.5)
 """Half widths of the necks at which a blob may be cut, in pixels."""
 _LEAST_PART = 12
@@ -71,13 +73,14 @@ def _attempt(
     found = describe(values[images], alone, blobs.cover[images])
     labels, accepted = blobs.labels.copy(), []
     owner = np.array(owners)
+    least = COLOUR_SHARE if propose is _by_colour else NAMED_SHARE
     area, keep = blobs.area.copy(), np.array([s != OTHER for s in found.shape])
     keep &= found.misfit <= PART_MISFIT
     for index in set(owners):
         mine = owner == index
         named = found.area[mine & keep].sum() / blobs.area[index]
         whole_is_shape = blobs.shape[index] != OTHER
-        if (keep[mine].all() and mine.sum() > 1) or (not whole_is_shape and named >= NAMED_SHARE):
+        if (keep[mine].all() and mine.sum() > 1) or (not whole_is_shape and named >= least):
             area[index] = 0
             for k in np.flatnonzero(mine):
                 accepted.append(k)

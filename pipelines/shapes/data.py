@@ -66,15 +66,15 @@ def _collage(rng: np.random.Generator) -> Scene:
     return Scene(one_of(BACKGROUNDS), items, word)
 
 
-def draw_pictures(count: int, seed: int, folder: Path) -> Pictures:
+def draw_pictures(count: int, seed: int, folder: Path, grid: bool = True) -> Pictures:
     """Render `count` scenes, about 3 ms each, or read them from `folder` when they were rendered before."""
-    path = folder / f"scenes-{count}-{seed}.npz"
+    path = folder / f"scenes-{'grid' if grid else 'free'}-{count}-{seed}.npz"
     if path.exists():
         with np.load(path) as file:
             return Pictures(file["pixels"], file["texts"].tolist())
     rng = np.random.default_rng(seed)
     specs = draw_training_specs(count, rng)
-    pixels = [render(scene_for(spec, rng, grid=True)) for spec in track(specs, description="drawing scenes")]
+    pixels = [render(scene_for(spec, rng, grid)) for spec in track(specs, description="drawing scenes")]
     pictures = Pictures(np.stack(pixels), [spec.text for spec in specs])
     np.savez_compressed(path, pixels=pictures.pixels, texts=np.array(pictures.texts))
     return pictures

@@ -21,7 +21,7 @@ MAX_TOKENS = 16
 """Prompt length of the text encoders, start and end tokens included."""
 WIDTH, LAYERS, HEADS = 128, 5, 4
 TEXT_WIDTHS = (64, 64)
-LATENT_CHANNELS = 6
+LATENT_CHANNELS = 8
 
 
 def grammar_words() -> list[str]:
@@ -90,11 +90,11 @@ def build_text_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModelWit
 
 
 def build_vae() -> AutoencoderKL:
-    """64 x 64 pixels to a 16 x 16 latent of 6 channels."""
+    """64 x 64 pixels to an 8 x 8 latent of 8 channels."""
     blocks: Any = {  # diffusers annotates these as tuples of one
-        "down_block_types": ("DownEncoderBlock2D",) * 3,
-        "up_block_types": ("UpDecoderBlock2D",) * 3,
-        "block_out_channels": (8, 16, 32),
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "block_out_channels": (8, 16, 32, 64),
     }
     return AutoencoderKL(
         **blocks,
@@ -112,10 +112,14 @@ def build_vae() -> AutoencoderKL:
 
 
 def build_transformer() -> SD3Transformer2DModel:
-    """16 image tokens of 4 x 4 latent pixels."""
+    """16 image tokens of 2 x 2 latent pixels.
+
+    The values of a token (32) must stay well below the width: the residual stream carries the noisy input as well as
+    the meaning, and a token of 96 values in 128 hardly learns.
+    """
     return SD3Transformer2DModel(
-        sample_size=16,
-        patch_size=4,
+        sample_size=8,
+        patch_size=2,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
         num_layers=LAYERS,

@@ -15,7 +15,7 @@ from pipelines.shapes.data import draw_collages, draw_pictures
 from pipelines.shapes.models import build_pipeline, build_vae
 from pipelines.shapes.state import Stage
 from pipelines.shapes.train_flow import train_flow
-from pipelines.shapes.train_vae import train_vae
+from pipelines.shapes.train_vae import refine_decoder, train_vae
 
 
 def main() -> None:
@@ -24,8 +24,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the finished pipeline goes; default FOLDER/pipeline")
     parser.add_argument("--scenes", type=int, default=30_000)
     parser.add_argument("--collages", type=int, default=4_000)
-    parser.add_argument("--vae-steps", type=int, default=1_800)
-    parser.add_argument("--flow-steps", type=int, default=7_000)
+    parser.add_argument("--vae-steps", type=int, default=4_500)
+    parser.add_argument("--free-scenes", type=int, default=8_000)
+    parser.add_argument("--decoder-steps", type=int, default=2_500)
+    parser.add_argument("--flow-steps", type=int, default=4_600)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=250)
     options = parser.parse_args()
@@ -38,6 +40,8 @@ def main() -> None:
     vae = build_vae()
     stage = Stage("vae", options.folder, options.vae_steps, 32, 4e-3, save_every=options.save_every)
     train_vae(vae, collages, pictures, stage)
+    free = draw_pictures(options.free_scenes, 1, options.folder, grid=False)
+    refine_decoder(vae, free, Stage("decoder", options.folder, options.decoder_steps, 12, 2e-3, save_every=100))
     vae.eval().requires_grad_(False)
 
     pipeline = build_pipeline(vae)

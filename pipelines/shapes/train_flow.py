@@ -14,7 +14,7 @@ DROP_TEXT = 0.1
 """Share of rows that see the empty prompt, so that classifier-free guidance works."""
 
 
-LOGIT_MEAN = 0.8
+LOGIT_MEAN = 0.5
 """Centre of the logit-normal noise levels. Above 0, because neighbouring latent values say much the same: the layout is
 decided at high noise."""
 
@@ -29,7 +29,7 @@ class FlowModel(nn.Module):
         self.text_encoder_2 = pipeline.text_encoder_2
 
     def forward(self, latents: Tensor, tokens: Tensor, sigma: Tensor) -> Tensor:
-        """Velocity [B, 6, 16, 16] at noise levels sigma [B] for token ids [B, L]."""
+        """Velocity [B, 8, 8, 8] at noise levels sigma [B] for token ids [B, L]."""
         first = self.text_encoder(tokens, output_hidden_states=True)
         second = self.text_encoder_2(tokens, output_hidden_states=True)
         return self.transformer(

@@ -17,6 +17,8 @@ from pipelines.shapes.state import Stage
 
 CROP = 32
 """Side of the training crops, in pixels."""
+SHOWN_WEIGHT = 4.0
+"""What is drawn counts so much more than the background when the decoder is refined."""
 KL_WEIGHT = 1e-4
 """Small: the latent stays smooth without losing the colour and the edges of small shapes."""
 
@@ -51,16 +53,35 @@ def train_vae(vae: AutoencoderKL, collages: np.ndarray, pictures: Pictures, stag
 
 @torch.no_grad()
 def encode(vae: AutoencoderKL, pixels: Tensor, batch: int = 64) -> Tensor:
-    """Scaled latent means, float16 [N, 6, 16, 16]."""
+    """Scaled latent means, float16 [N, 8, 8, 8]."""
     shift, scale = vae.config["shift_factor"], vae.config["scaling_factor"]
     parts = track(pixels.split(batch), description="encoding")
     means = [vae.encode(to_model(part)).latent_dist.mean for part in parts]  # pyright: ignore[reportAttributeAccessIssue]
     return torch.cat([((mean - shift) * scale).half() for mean in means])
 
 
+def refine_decoder(vae: AutoencoderKL, pictures: Pictures, stage: Stage) -> None:
+    """Train the decoder alone on whole scenes, so that the latent, and a flow model trained on it, stay valid.
+
+    Crowded crops teach the encoder fast, but normalisation statistics of a crop are not those of a picture.
+    """
+    data = torch.from_numpy(pictures.pixels)
+
+    def step(generator: torch.Generator) -> Tensor:
+        images = to_model(data[torch.randint(len(data), (stage.batch,), generator=generator)])
+        with torch.no_grad():
+            latents = vae.encode(images).latent_dist.mean  # pyright: ignore[reportAttributeAccessIssue]
+        error = vae.decode(latents).sample - images  # pyright: ignore[reportAttributeAccessIssue]
+        ground = images.flatten(2).median(-1).values[:, :, None, None]
+        shown = ((images - ground).abs().amax(1, keepdim=True) > 0.1).float()
+        return ((1 + SHOWN_WEIGHT * shown) * (error.abs() + 2 * error.square())).mean()
+
+    stage.run(vae.decoder, step)
+
+
 def encode_once(vae: AutoencoderKL, pixels: Tensor, folder: Path) -> Tensor:
-    """`encode`, kept in a file under a hash of the VAE's weights."""
-    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in vae.parameters())).hexdigest()
+    """`encode`, kept in a file under a hash of the encoder's weights."""
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in vae.encoder.parameters())).hexdigest()
     path = folder / f"latents-{digest[:12]}-{len(pixels)}.npy"
     if not path.exists():
         np.save(path, encode(vae, pixels).numpy())
