@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--vae-steps", type=int, default=4_500)
     parser.add_argument("--free-scenes", type=int, default=8_000)
     parser.add_argument("--decoder-steps", type=int, default=2_500)
-    parser.add_argument("--flow-steps", type=int, default=4_600)
+    parser.add_argument("--flow-steps", type=int, default=15_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=250)
     options = parser.parse_args()
