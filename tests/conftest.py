@@ -7,11 +7,18 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
 
 # Before a test module imports torch, numpy or a hub client. Set, not defaulted: no test uses a network.
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg")
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+
+# CI tries the same examples each time, so that a red run is one that somebody can repeat; elsewhere they vary.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 # A lock, because `--dist loadgroup` of pytest-xdist 3.8 silently groups nothing under pytest 9.2. Around the

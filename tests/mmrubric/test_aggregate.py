@@ -204,8 +204,10 @@ def test_a_better_verdict_never_lowers_and_a_bigger_unit_never_changes_the_rewar
     if not np.isnan(better[0, column]):
         better[0, column] = 0.0 if column == negative else 1.0
     before, after = score(name, t), score(name, ScoreTable(t.rubric, better))
-    assert np.isnan(before[0]) == np.isnan(after[0])
-    assert np.isnan(before[0]) or after[0] >= before[0] - 1e-12
+    # all_or_nothing: with its known failure gone, the answer may hang on an unknown criterion.
+    freed = name == "all_or_nothing" and before[0] == 0 and np.isnan(after[0])
+    assert freed or np.isnan(before[0]) == np.isnan(after[0])
+    assert freed or np.isnan(before[0]) or after[0] >= before[0] - 1e-12
     np.testing.assert_allclose(score(name, table(met, weights=[8 * w for w in weights])), before, atol=1e-12)
 
 
