@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,12 +134,12 @@ def run(
         made = parts.build(config, judge=judge, eval_judge=eval_judge)
     with Trainer(config, made) as trainer, _progress(console) as progress:
         shown = f"{len(made.heldout or ())} held-out prompts"
-        with clock.phase("evaluate before"), _task(progress, "evaluating before", shown):
-            before = trainer.evaluate(keep_images=True)
+        with clock.phase("evaluate before"), _task(progress, "evaluating before", shown) as advance:
+            before = trainer.evaluate(keep_images=True, progress=advance)
         with clock.phase("train"):
             training = _train(trainer, progress)
-        with clock.phase("evaluate after"), _task(progress, "evaluating after", shown):
-            after = trainer.evaluate(keep_images=True)
+        with clock.phase("evaluate after"), _task(progress, "evaluating after", shown) as advance:
+            after = trainer.evaluate(keep_images=True, progress=advance)
         with clock.phase("save"):
             trainer.save()
             if config.run.final_model:
@@ -172,10 +172,10 @@ def _progress(console: Console) -> Iterator[Progress]:
 
 
 @contextmanager
-def _task(progress: Progress, description: str, note: str = "") -> Iterator[None]:
-    """A phase whose length is not known beforehand."""
+def _task(progress: Progress, description: str, note: str = "") -> Iterator[Callable[[int, int], None]]:
+    """A phase; it pulses until its (done, in all) is told."""
     task = progress.add_task(description, total=None, note=note)
-    yield
+    yield lambda done, total: progress.update(task, completed=done, total=total)
     progress.update(task, total=1, completed=1)
 
 

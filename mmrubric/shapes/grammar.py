@@ -42,8 +42,10 @@ class Subject:
 
     @property
     def text(self) -> str:
-        words = [COUNT_WORDS.get(self.count, "a"), *([self.size] if self.size else []), self.colour]
-        return " ".join([*words, self.shape if self.count == 1 else PLURALS[self.shape]])
+        described = f"{self.size} {self.colour}" if self.size else self.colour
+        article = "an" if described.startswith("orange") else "a"
+        what = self.shape if self.count == 1 else PLURALS[self.shape]
+        return f"{COUNT_WORDS.get(self.count, article)} {described} {what}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One resumable training stage: AdamW, warm-up and linear decay, averaged weights, a loss curve on disk."""
+"""One resumable training stage: warm-up and linear decay, averaged weights, a loss curve on disk."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from pathlib import Path
 import torch
 from rich.progress import track
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 WARMUP = 200
 DECAY_SHARE = 0.3
 """The rate falls linearly to 0 over this last share of the steps."""
 EMA_DECAY = 0.999
+
+
+def adamw(module: nn.Module, rate: float) -> list[Optimizer]:
+    return [torch.optim.AdamW(module.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=1e-3)]
 
 
 @dataclass
@@ -30,6 +35,8 @@ class Stage:
     seed: int = 0
     save_every: int = 250
     on_save: Callable[[int], None] | None = None
+    """Called with the averaged weights in the module."""
+    optimizers: Callable[[nn.Module, float], list[Optimizer]] = adamw
 
     @property
     def path(self) -> Path:
@@ -41,21 +48,22 @@ class Stage:
 
     def run(self, module: nn.Module, loss_of: Callable[[torch.Generator], Tensor]) -> None:
         """Train `module`; on return it holds the averaged weights."""
-        optimizer = torch.optim.AdamW(module.parameters(), lr=self.rate, betas=(0.9, 0.99), weight_decay=1e-3)
+        optimizers = self.optimizers(module, self.rate)
         average = {k: v.detach().clone() for k, v in module.state_dict().items()}
-        done = self._load(module, optimizer, average)
+        done = self._load(module, optimizers, average)
         curve = self.folder / f"{self.name}_curve.jsonl"
         losses: list[float] = []
         began = time.monotonic()
         for step in track(range(done, self.steps), description=f"training {self.name}"):
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-            for group in optimizer.param_groups:
-                group["lr"] = self.rate_at(step)
             loss = loss_of(generator)
-            optimizer.zero_grad()
+            module.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-            optimizer.step()
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = self.rate_at(step)
+                optimizer.step()
             decay = min(EMA_DECAY, (1 + step) / (10 + step))
             for key, value in module.state_dict().items():
                 average[key].lerp_(value, 1 - decay) if value.is_floating_point() else average[key].copy_(value)
@@ -66,33 +74,34 @@ class Stage:
                     "loss": sum(losses) / len(losses),
                     "seconds": time.monotonic() - began,
                 }
-                with curve.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
                 losses.clear()
-                self._save(module, optimizer, average, step + 1)
+                self._save(module, optimizers, average, step + 1)
                 if self.on_save is not None:
                     raw = {k: v.clone() for k, v in module.state_dict().items()}
                     module.load_state_dict(average)
                     self.on_save(step + 1)
                     module.load_state_dict(raw)
+                with curve.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
         module.load_state_dict(average)
 
-    def _save(self, module: nn.Module, optimizer: torch.optim.Optimizer, average: dict, step: int) -> None:
+    def _save(self, module: nn.Module, optimizers: list[Optimizer], average: dict, step: int) -> None:
         state = {
             "module": module.state_dict(),
             "average": average,
-            "optimizer": optimizer.state_dict(),
+            "optimizers": [o.state_dict() for o in optimizers],
             "step": step,
         }
         temporary = self.path.with_suffix(".tmp")
         torch.save(state, temporary)
         temporary.replace(self.path)
 
-    def _load(self, module: nn.Module, optimizer: torch.optim.Optimizer, average: dict) -> int:
+    def _load(self, module: nn.Module, optimizers: list[Optimizer], average: dict) -> int:
         if not self.path.exists():
             return 0
         state = torch.load(self.path, weights_only=True)
         module.load_state_dict(state["module"])
-        optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         average.update(state["average"])
         return state["step"]

@@ -1,6 +1,6 @@
-"""Train the shipped generator of the shapes world from nothing: `python -m pipelines.shapes.train`.
+"""Train the shipped generator of the shapes world: `python -m pipelines.shapes.train`.
 
-Every stage goes on where it stopped. On two cores it takes less than 90 minutes.
+Every stage goes on where it stopped. `--vae DIR` takes a trained VAE (the shipped one, say) instead of training one.
 """
 
 from __future__ import annotations
@@ -10,24 +10,30 @@ import shutil
 from pathlib import Path
 
 import torch
+from diffusers import AutoencoderKL
 
-from pipelines.shapes.data import draw_collages, draw_pictures
+from pipelines.shapes.data import Pictures, draw_collages, draw_pictures
 from pipelines.shapes.models import build_pipeline, build_vae
+from pipelines.shapes.muon import muon_and_adamw
 from pipelines.shapes.state import Stage
 from pipelines.shapes.train_flow import train_flow
 from pipelines.shapes.train_vae import refine_decoder, train_vae
+
+KEEP_EVERY = 1_000
+"""Steps between pipelines that stay, so that the generator's scores can be followed."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/shapes-generator"))
     parser.add_argument("--out", type=Path, help="where the finished pipeline goes; default FOLDER/pipeline")
-    parser.add_argument("--scenes", type=int, default=30_000)
+    parser.add_argument("--vae", type=Path, help="folder of a trained VAE; trained here when not given")
+    parser.add_argument("--scenes", type=int, default=60_000)
     parser.add_argument("--collages", type=int, default=4_000)
     parser.add_argument("--vae-steps", type=int, default=4_500)
     parser.add_argument("--free-scenes", type=int, default=8_000)
     parser.add_argument("--decoder-steps", type=int, default=2_500)
-    parser.add_argument("--flow-steps", type=int, default=15_000)
+    parser.add_argument("--flow-steps", type=int, default=6_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=250)
     options = parser.parse_args()
@@ -36,12 +42,7 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
 
     pictures = draw_pictures(options.scenes, 0, options.folder)
-    collages = draw_collages(options.collages, 0, options.folder)
-    vae = build_vae()
-    stage = Stage("vae", options.folder, options.vae_steps, 32, 4e-3, save_every=options.save_every)
-    train_vae(vae, collages, pictures, stage)
-    free = draw_pictures(options.free_scenes, 1, options.folder, grid=False)
-    refine_decoder(vae, free, Stage("decoder", options.folder, options.decoder_steps, 12, 2e-3, save_every=100))
+    vae = load_vae(options.vae) if options.vae else make_vae(options, pictures)
     vae.eval().requires_grad_(False)
 
     pipeline = build_pipeline(vae)
@@ -49,11 +50,30 @@ def main() -> None:
 
     def export(step: int) -> None:
         save(pipeline, out)
+        if step % KEEP_EVERY == 0:
+            save(pipeline, out.with_name(f"{out.name}-{step}"))
 
-    stage = Stage("flow", options.folder, options.flow_steps, 64, 8e-4, save_every=options.save_every, on_save=export)
+    stage = Stage(
+        "flow", options.folder, options.flow_steps, 128, 2e-3,
+        save_every=options.save_every, on_save=export, optimizers=muon_and_adamw,
+    )  # fmt: skip
     train_flow(pipeline, pictures, stage)
     save(pipeline, out)
     print(f"pipeline: {out}")
+
+
+def load_vae(folder: Path) -> AutoencoderKL:
+    return AutoencoderKL.from_pretrained(folder, torch_dtype=torch.float32)
+
+
+def make_vae(options: argparse.Namespace, pictures: Pictures) -> AutoencoderKL:
+    """Train the VAE on crowded pictures, then its decoder on whole scenes."""
+    vae, folder, save_every = build_vae(), options.folder, options.save_every
+    collages = draw_collages(options.collages, 0, folder)
+    train_vae(vae, collages, pictures, Stage("vae", folder, options.vae_steps, 32, 4e-3, save_every=save_every))
+    free = draw_pictures(options.free_scenes, 1, folder, grid=False)
+    refine_decoder(vae, free, Stage("decoder", folder, options.decoder_steps, 12, 2e-3, save_every=save_every))
+    return vae
 
 
 def save(pipeline, out: Path) -> None:
