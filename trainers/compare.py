@@ -205,7 +205,7 @@ def run(
 ) -> int:
     """Run the cells that are not finished, each in a process of its own, then write the table."""
     config, console = load_config(CompareConfig, path, overrides), console or Console(stderr=True)
-    wanted = [(a, x, s) for a in config.advantages for x in config.losses for s in config.seeds]
+    wanted = [(a, x, s) for s in config.seeds for a in config.advantages for x in config.losses]
     made = {key: cell_config(config, path.parent, output, *key) for key in wanted}
     if cell is not None:
         key = _key(cell, wanted)

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 WARMUP = 200
-DECAY_SHARE = 0.3
-"""The rate falls linearly to 0 over this last share of the steps."""
 EMA_DECAY = 0.999
 
 
@@ -33,6 +31,8 @@ class Stage:
     batch: int
     rate: float
     seed: int = 0
+    decay_share: float = 0.3
+    """The rate falls linearly to 0 over this last share of the steps."""
     save_every: int = 250
     on_save: Callable[[int], None] | None = None
     """Called with the averaged weights in the module."""
@@ -43,7 +43,7 @@ class Stage:
         return self.folder / f"{self.name}.pt"
 
     def rate_at(self, step: int) -> float:
-        decay = (self.steps - step) / (DECAY_SHARE * self.steps)
+        decay = (self.steps - step) / (self.decay_share * self.steps)
         return self.rate * min(1.0, (step + 1) / WARMUP, decay)
 
     def run(self, module: nn.Module, loss_of: Callable[[torch.Generator], Tensor]) -> None:

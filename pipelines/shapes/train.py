@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--vae-steps", type=int, default=4_500)
     parser.add_argument("--free-scenes", type=int, default=8_000)
     parser.add_argument("--decoder-steps", type=int, default=2_500)
-    parser.add_argument("--flow-steps", type=int, default=6_000)
+    parser.add_argument("--flow-steps", type=int, default=4_700)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=250)
     options = parser.parse_args()
@@ -54,7 +54,7 @@ def main() -> None:
             save(pipeline, out.with_name(f"{out.name}-{step}"))
 
     stage = Stage(
-        "flow", options.folder, options.flow_steps, 128, 2e-3,
+        "flow", options.folder, options.flow_steps, 128, 2e-3, decay_share=0.45,
         save_every=options.save_every, on_save=export, optimizers=muon_and_adamw,
     )  # fmt: skip
     train_flow(pipeline, pictures, stage)
