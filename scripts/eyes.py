@@ -1,7 +1,7 @@
 """How far the pixel judge agrees with a person: sheets to look at, then the comparison.
 
     python scripts/eyes.py draw --model runs/quickstart/model --out runs/eyes     # half of them by that model
-    python scripts/eyes.py score runs/eyes docs/eyes.json                         # what the person saw against the judge
+    python scripts/eyes.py score runs/eyes docs/eyes.json                         # the notes against the judge
 
 A person looks at the sheets only and notes, for each picture, the criteria that fail: {"0": [], "1": ["count"], ...}.
 """

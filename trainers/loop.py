@@ -25,7 +25,7 @@ from trainers.metrics import Invariants, default_limits, group_metrics, pair_met
 from trainers.parts import Parts
 from trainers.prompts import PromptSampler
 from trainers.tracking import Tracking
-from trainers.update import Updater, UpdateStats
+from trainers.update import Updater, UpdateStats, decayed
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Trainer:
 
         stats = self.updater(
             sampled.rollout, *deserved.of(self.shard), run_seed=config.run.seed, step=step,
-            sampled_at=self._sampled_at(),
+            sampled_at=self._sampled_at(), rate=decayed(step, config.run.steps, config.optim.decay),
         )  # fmt: skip
         self._follow(step)
         if self.prompts.epoch > epoch:

@@ -49,6 +49,11 @@ class Plan:
     """Items with weight > 0 over all ranks, skipped ones included."""
 
 
+def decayed(step: int, steps: int, share: float) -> float:
+    """Factor of the learning rate at rollout `step` of `steps`: 1, then linear to 0 over the last `share` of them."""
+    return min(1.0, (steps - step) / (share * steps)) if share and step < steps else 1.0
+
+
 @dataclass
 class UpdateStats:
     """What an update did."""
@@ -107,6 +112,7 @@ class Updater:
         run_seed: int,
         step: int,
         sampled_at: int,
+        rate: float = 1.0,
     ) -> UpdateStats:
         """Make the optimizer steps of one rollout. A collective: all ranks call it.
 
@@ -117,6 +123,7 @@ class Updater:
             run_seed: with `step`, seeds the noise levels of forward losses.
             step: number of the rollout in the run.
             sampled_at: rows per forward of the rollout; 0 = they varied.
+            rate: factor of the learning rate.
         """
         recompute = self._recompute(sampled_at)
         items, trained, live = self._items(rollout, advantage, weight, run_seed, step)
@@ -128,7 +135,7 @@ class Updater:
             for plan in plans:
                 if plan.microbatches:
                     self._accumulate(rollout, items, plan, stats.log, first_pass=epoch == 0 and stats.updates == 0)
-                    stats.log.add("optim/grad_norm", self._step())
+                    stats.log.add("optim/grad_norm", self._step(rate))
                     stats.updates += 1
                     stats.forwards += sum(len(part) for part in plan.microbatches)
         stats.log.add("loss/updates_per_rollout", stats.updates)
@@ -260,14 +267,14 @@ class Updater:
             if first_pass and step.log_prob is not None:
                 add_replay(log, step.log_prob, batch.old_log_prob, rollout.steps[items.steps[part]], weight)
 
-    def _step(self) -> float:
+    def _step(self, rate: float) -> float:
         """Clip, step and clear; returns the gradient norm before clipping."""
         self.scaler.unscale_(self.optimizer)
         limit = math.inf if self.optim.grad_clip is None else self.optim.grad_clip
         norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
         warm = self.optim.warmup
         for group in self.optimizer.param_groups:
-            group["lr"] = self.optim.lr * (min(1.0, (self.made + 1) / warm) if warm else 1.0)
+            group["lr"] = self.optim.lr * rate * (min(1.0, (self.made + 1) / warm) if warm else 1.0)
         if math.isfinite(norm) or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
         else:

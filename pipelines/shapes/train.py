@@ -50,7 +50,7 @@ def main() -> None:
 
     def export(step: int) -> None:
         save(pipeline, out)
-        if step % KEEP_EVERY == 0:
+        if step % KEEP_EVERY == 0 or step == options.flow_steps:
             save(pipeline, out.with_name(f"{out.name}-{step}"))
 
     stage = Stage(

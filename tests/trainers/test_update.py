@@ -16,7 +16,7 @@ from pipelines.policy import Rollout, Sampler
 from tests.trainers.toys import SDE, settings
 from trainers import checks
 from trainers.config import TrainConfig
-from trainers.update import Updater, level_noise, noise_levels
+from trainers.update import Updater, decayed, level_noise, noise_levels
 
 LOSSES: dict[str, dict[str, Any]] = {
     "clip": {
@@ -293,3 +293,10 @@ def test_window_trains_only_its_steps(policies: dict[str, Any], tmp_path: Path, 
     assert isinstance(rollout.sampler, Sampler) and rollout.steps.tolist() == [1]
     _, stats = _updated(policies["full"], config, rollout, ADVANTAGE, WEIGHT)
     assert stats.forwards == 4
+
+
+def test_the_rate_falls_linearly_over_the_last_share_of_the_run():
+    # 10 rollouts, the last half: 5 left of 5, 4 of 5, ... 1 of 5
+    assert [decayed(step, 10, 0.5) for step in (0, 4, 5, 6, 9)] == [1.0, 1.0, 1.0, 0.8, 0.2]
+    assert [decayed(step, 4, 1.0) for step in range(4)] == [1.0, 0.75, 0.5, 0.25]
+    assert decayed(9, 10, 0.0) == 1.0
