@@ -9,15 +9,26 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from judges import calibration, clip, ensemble, ocr, routed, rules, vlm
+from judges.calibration import CalibratedJudge
+from judges.ensemble import EnsembleJudge
 from judges.shapes import ShapesJudge, shapes, shapes_second
+from judges.vlm import Exemplar, RankExemplar, VLMJudge
 from mmrubric import images
 from mmrubric.errors import InputError
 from mmrubric.judging import Candidate, Judge, JudgeRequest, PairJudge, PairRequest, SyncMixin
 from mmrubric.verdict import Failure, Verdict
 
 _JUDGES: dict[str, Callable[..., Judge]] = {
+    "calibrated": calibration.calibrated,
+    "clip": clip.clip,
+    "ensemble": ensemble.ensemble,
+    "ocr": ocr.ocr,
+    "routed": routed.routed,
+    "rules": rules.rules,
     "shapes": shapes,
     "shapes_second": shapes_second,
+    "vlm": vlm.vlm,
 }
 
 
@@ -43,14 +54,19 @@ def build(name: str, **options: Any) -> Judge:
 
 
 __all__ = [
+    "CalibratedJudge",
     "Candidate",
+    "EnsembleJudge",
+    "Exemplar",
     "Failure",
     "Judge",
     "JudgeRequest",
     "PairJudge",
     "PairRequest",
+    "RankExemplar",
     "ShapesJudge",
     "SyncMixin",
+    "VLMJudge",
     "Verdict",
     "build",
     "images",

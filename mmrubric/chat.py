@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from mmrubric import images
 from mmrubric.config import Config
@@ -39,6 +39,13 @@ class Endpoint(Config):
     backoff_max: float = Field(default=30.0, gt=0)
     retry_after_max: float = Field(default=120.0, gt=0)
     """A server that asks for a longer wait than this (seconds) makes the call fail as rate_limited."""
+    deadline: float | None = Field(default=None, gt=0)
+    """Seconds for a call with all its attempts and waits, from its first attempt on; None = no limit."""
+    breaker_failures: int | None = Field(default=10, ge=1)
+    """Calls in a row that end in an outage (no connection, no answer in time, a status from 500 on) after which
+    calls fail at once; None = never."""
+    breaker_cooldown: float = Field(default=30.0, gt=0)
+    """Seconds until one call may try the server again."""
     price_prompt: float | None = Field(default=None, ge=0)
     """Price of a million prompt tokens in any currency; None = unknown."""
     price_completion: float | None = Field(default=None, ge=0)
@@ -50,6 +57,12 @@ class Endpoint(Config):
         if not value.startswith(("http://", "https://")):
             raise ValueError(f"base_url must start with http:// or https://, got {value!r}")
         return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _room_for_an_attempt(self) -> Endpoint:
+        if self.deadline is not None and self.deadline < self.timeout:
+            raise ValueError(f"deadline {self.deadline:g} is shorter than the timeout {self.timeout:g} of one attempt")
+        return self
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class ImagePart:
     def of(cls, image: images.ImageLike, options: images.ImageOptions | None = None) -> ImagePart:
         """Normalises and encodes a picture (PNG). Bad pictures: `InputError`."""
         picture = images.normalize(image, options)
-        keep = images.ImageOptions(max_side=None)
+        keep = images.ImageOptions(max_side=None, max_bytes=None)
         return cls(images.data_url(picture, options=keep), images.pixel_hash(picture))
 
     def wire(self) -> dict[str, Any]:
@@ -183,6 +196,8 @@ class ChatReply:
     """All attempts together; seconds from the call to the reply, waits included."""
     sent: str = ""
     """Canonical JSON of the request that got this reply."""
+    format_used: str = ""
+    """Type of the `response_format` that was really sent; text = none."""
 
 
 class Usage:
@@ -194,7 +209,7 @@ class Usage:
         self.calls = 0
         """Calls begun, each with one or more attempts."""
         self.attempts = 0
-        """HTTP requests that ended, well or badly."""
+        """HTTP requests that ended, well or badly, or were cut off."""
         self.failures: Counter[Failure] = Counter()
         """Calls that ended without an answer, by reason."""
         self.aborted = 0

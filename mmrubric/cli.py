@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from mmrubric.errors import InputError
+from mmrubric.report.judge_report_cli import EPILOG, judge_report_command
 
 P = ParamSpec("P")
 BAD_INPUT, FAILED = 2, 1
@@ -324,6 +325,13 @@ def report(
     scorer = aggregators.build(aggregate, **_options(aggregate_option, "--aggregate-option"))
     rebuilt = rebuild(run_dir, scorer, aggregate, phase=phase, judge_id=judge_id, out=out)
     _output.get().show(rebuilt.as_json(), rebuilt_table(aggregate, rebuilt.steps), f"Rewards written to {rebuilt.file}")
+
+
+@app.command("judge-report", epilog=EPILOG)
+@command
+@functools.wraps(judge_report_command)
+def judge_report(**options: Any) -> None:
+    _output.get().show(*judge_report_command(**options))
 
 
 def main(arguments: list[str] | None = None) -> None:

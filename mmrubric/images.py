@@ -10,6 +10,7 @@ import base64
 import hashlib
 import io
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,16 @@ _FOREIGN = {
     b"<html": "an HTML page, not a picture",
     b"%pdf": "a PDF; export the page as PNG first",
     b"version https://git-lfs": "a Git LFS pointer; fetch the real file with 'git lfs pull'",
+    b"ftyphe": "a HEIC photo; export it as JPEG",
+    b"ftypmif1": "a HEIF photo; export it as JPEG",
+    b"ftypisom": "a video; export a frame as PNG",
+    b"ftypmp4": "a video; export a frame as PNG",
+    b"ftypqt": "a video; export a frame as PNG",
 }
+"""First bytes in lower case, or those after the box length of an ISO media file."""
+_SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_SMALLER = (0.75, 0.5, 0.375, 0.25)
+"""Scales that are tried, in this order, on a picture whose PNG is larger than max_bytes."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +56,13 @@ class ImageOptions:
     max_pixels: int = 89_478_485
     """Width x height above which a file is refused from its header, before decoding (a bomb, not a picture).
     Above 178,956,970 Pillow refuses by itself."""
+    max_bytes: int | None = 15_000_000
+    """Size of the PNG above which a picture is scaled down: to 3/4 of its sides, then 1/2, 3/8 and 1/4, and refused
+    if that is still too large or falls below min_side. In a request base64 adds a third: 15 MB become 20 MB, what
+    hosted services take at most. None: no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("max_side", "min_side", "max_pixels"):
+        for name in ("max_side", "min_side", "max_pixels", "max_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"ImageOptions.{name} must be at least 1, got {value}")
@@ -105,7 +119,7 @@ def inspect(image: ImageLike, options: ImageOptions | None = None, *, source: st
         raise InputError(f"{name}: the picture is truncated or broken: {error}") from error
     # A fresh image: no EXIF, palette or profile is left for a later stage to apply a second time.
     fresh = Image.frombytes("RGB", picture.size, picture.tobytes())
-    return Normalized(fresh, name, tuple(changes))
+    return Normalized(_fit_bytes(fresh, options, name, changes), name, tuple(changes))
 
 
 def content_hash(image: ImageLike, options: ImageOptions | None = None) -> str:
@@ -133,12 +147,11 @@ def encode(
     """The normalised picture as PNG (lossless) or JPEG bytes. `quality` (1 to 95) is for JPEG only."""
     if kind not in ("png", "jpeg"):
         raise InputError(f"unknown image kind {kind!r}; known: png, jpeg")
-    buffer = io.BytesIO()
     picture = normalize(image, options)
     if kind == "png":
-        picture.save(buffer, "PNG", compress_level=3)
-    else:
-        picture.save(buffer, "JPEG", quality=quality, subsampling=0)
+        return _png(picture)
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=quality, subsampling=0)
     return buffer.getvalue()
 
 
@@ -152,6 +165,28 @@ def data_url(
     """`data:image/png;base64,...` of the normalised picture; the type is that of the bytes that follow."""
     payload = base64.b64encode(encode(image, kind, quality=quality, options=options)).decode("ascii")
     return f"data:image/{kind};base64,{payload}"
+
+
+def in_folder(folder: str | os.PathLike[str]) -> list[Path]:
+    """The picture files of a folder, without its sub-folders, in natural order: frame2 before frame10.
+
+    Chosen by the ends of their names, so that a list of labels may lie beside them; hidden files are left out.
+
+    Raises:
+        InputError: there is no such folder, or no picture in it.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder of images")
+    found = [file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")]
+    if not found:
+        raise InputError(f"{path}: holds no image file (known endings: {', '.join(_SUFFIXES)})")
+    return sorted(found, key=_natural)
+
+
+def _natural(file: Path) -> tuple[list[tuple[int, str]], str]:
+    parts = re.split(r"(\d+)", file.name.casefold())
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], file.name
 
 
 def _open(image: ImageLike, source: str | None) -> tuple[Image.Image, str]:
@@ -175,14 +210,15 @@ def _open_path(path: str | bytes, source: str | None) -> tuple[Image.Image, str]
     if text.startswith(("http://", "https://", "data:")):
         raise InputError(f"{name}: addresses are not fetched here; load the picture and hand over its bytes")
     file = Path(text)
-    if not file.exists():
-        raise InputError(f"{name}: no such image file")
-    if file.is_dir():
-        raise InputError(f"{name}: is a folder, not an image file")
     try:
+        if not file.exists():
+            raise InputError(f"{name}: no such image file")
+        if not file.is_file():
+            what = "a folder" if file.is_dir() else "a device or pipe"
+            raise InputError(f"{name}: is {what}, not an image file")
         return _decode(file.read_bytes(), name), name
     except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error}") from error
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
 
 
 def _decode(data: bytes, name: str) -> Image.Image:
@@ -193,8 +229,8 @@ def _decode(data: bytes, name: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise InputError(f"{name}: the picture has too many pixels: {error}") from error
     except UnidentifiedImageError as error:
-        head = data[:64].lstrip().lower()
-        known = next((what for magic, what in _FOREIGN.items() if head.startswith(magic)), None)
+        heads = (data[:64].lstrip().lower(), data[4:16].lower())
+        known = next((what for magic, what in _FOREIGN.items() if any(h.startswith(magic) for h in heads)), None)
         hint = known or f"no known picture type (first bytes {data[:8]!r}); use PNG, JPEG or WebP"
         raise InputError(f"{name}: {hint}") from error
     except Exception as error:
@@ -335,3 +371,32 @@ def _resize(image: Image.Image, options: ImageOptions, name: str, changes: list[
 
 def _scaled(size: tuple[int, int], factor: float) -> tuple[int, int]:
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
+
+
+def _fit_bytes(image: Image.Image, options: ImageOptions, name: str, changes: list[str]) -> Image.Image:
+    """The picture, or the largest of the smaller ones whose PNG has at most max_bytes."""
+    limit = options.max_bytes
+    # A filter byte per row, and never more than a thousandth on top: no need to compress what is small anyway.
+    raw = image.height * (3 * image.width + 1)
+    if limit is None or raw + raw // 1000 + 1024 <= limit:
+        return image
+    size = len(_png(image))
+    if size <= limit:
+        return image
+    for factor in _SMALLER:
+        smaller = image.resize(_scaled(image.size, factor), Image.Resampling.LANCZOS)
+        if options.min_side is not None and min(smaller.size) < options.min_side:
+            break
+        if len(_png(smaller)) <= limit:
+            changes.append(f"scaled by {factor:g} because its PNG of {size} bytes is over max_bytes {limit}")
+            return smaller
+    raise InputError(
+        f"{name}: its PNG has {size} bytes, and no scale down to a quarter brings it under max_bytes {limit} within "
+        "min_side; raise max_bytes or hand over a smaller picture"
+    )
+
+
+def _png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", compress_level=3)
+    return buffer.getvalue()

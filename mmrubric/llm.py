@@ -12,29 +12,45 @@ import os
 import random
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
 from mmrubric.chat import ChatReply, ChatRequest, Endpoint, EndpointError, Usage
+from mmrubric.chat_breaker import Breaker
+from mmrubric.chat_client import Call, ChatClient
 from mmrubric.chat_errors import CallFailed, classify
+from mmrubric.chat_format import FormatMemory
 from mmrubric.chat_reply import read_reply
-from mmrubric.judging import run_sync
-from mmrubric.store import canonical_json
-from mmrubric.verdict import Cost
 
-__all__ = ["LLM", "ChatReply", "ChatRequest", "Endpoint", "EndpointError", "Usage"]
+__all__ = ["LLM", "ChatClient", "ChatReply", "ChatRequest", "Endpoint", "EndpointError", "Usage"]
+
+_BEGUN_PER_SLOT = 4
 
 
-class LLM:
+@dataclass(frozen=True)
+class _Connection:
+    """What belongs to one event loop; a second loop must not touch it."""
+
+    client: Any
+    slots: asyncio.Semaphore
+    """One per request in flight; free again while a failed call waits for its next attempt."""
+    begun: asyncio.Semaphore
+    """One per call from its first attempt to its end. Without it a batch of 10,000 would make 10,000 first attempts
+    at a dead server before the first call has used up its retries and the breaker learns of it."""
+
+
+class LLM(ChatClient):
     """Client of one endpoint. Safe for several threads and event loops; each loop has its own connections.
 
     Args:
         endpoint: address, model, limits.
         sleep: how to wait between attempts (tests hand in a fake clock).
+        clock: time of the circuit breaker in seconds.
         seed: of the jitter; None = random.
+        pool: the pool that this server belongs to; they share counts and refused formats.
     """
 
     def __init__(
@@ -42,114 +58,105 @@ class LLM:
         endpoint: Endpoint,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
+        pool: ChatClient | None = None,
     ) -> None:
+        super().__init__(
+            endpoint.model,
+            endpoint.base_url,
+            Usage(endpoint.price_prompt, endpoint.price_completion) if pool is None else pool.usage,
+            FormatMemory() if pool is None else pool.formats,
+        )
         self.endpoint = endpoint
-        self.usage = Usage(endpoint.price_prompt, endpoint.price_completion)
+        self.breaker = Breaker(endpoint.base_url, endpoint.breaker_failures, endpoint.breaker_cooldown, clock)
         self._sleep = sleep
         self._random = random.Random(seed)
-        # Clients and semaphores belong to the loop that made them; a second loop must not touch them.
-        self._per_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Any, asyncio.Semaphore]]
-        self._per_loop = weakref.WeakKeyDictionary()
-
-    def sent(self, request: ChatRequest) -> str:
-        """Canonical JSON of what `chat` sends, pictures by content hash: give it to `store.request_key`."""
-        wire = request.canonical() | {"base_url": self.endpoint.base_url, "model": self.endpoint.model}
-        return canonical_json(wire)
-
-    async def chat(self, request: ChatRequest) -> ChatReply:
-        """One chat call, retried where that helps.
-
-        Returns:
-            A reply with `text`, or with `failure` after the last attempt. `cost` covers all attempts.
-
-        Raises:
-            EndpointError: the endpoint refuses the key or does not know the model or the path.
-        """
-        self.usage.begin()
-        started = time.monotonic()
-        spent: list[Cost] = []
-        try:
-            reply = await self._attempts(request, spent)
-        except CallFailed as error:
-            reply = ChatReply(failure=error.failure, detail=error.detail, status=error.status)
-        except BaseException:
-            self.usage.abort()
-            raise
-        self.usage.end(reply.failure)
-        cost = replace(sum(spent, Cost()), seconds=time.monotonic() - started)
-        return replace(reply, cost=cost, sent=self.sent(request))
-
-    async def map(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """`chat` for many requests, at most `endpoint.concurrency` at a time; replies in the order of
-        requests.
-
-        The first `EndpointError` cancels the calls that are left.
-        """
-        tasks = [asyncio.ensure_future(self.chat(request)) for request in requests]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-
-    def chat_sync(self, request: ChatRequest) -> ChatReply:
-        """`chat` for code that is not async; also works inside a running event loop."""
-        return run_sync(self.chat(request))
-
-    def map_sync(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """`map` for code that is not async; also works inside a running event loop."""
-        return run_sync(self.map(requests))
+        self._per_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = weakref.WeakKeyDictionary()
 
     async def aclose(self) -> None:
         """Closes the connections of the running loop; they open again when needed."""
-        entry = self._per_loop.pop(asyncio.get_running_loop(), None)
-        if entry is not None:
-            await entry[0].close()
+        connection = self._per_loop.pop(asyncio.get_running_loop(), None)
+        if connection is not None:
+            await connection.client.close()
 
-    async def _attempts(self, request: ChatRequest, spent: list[Cost]) -> ChatReply:
+    async def _answer(self, call: Call) -> ChatReply:
+        return await self.serve(call)
+
+    async def serve(self, call: Call, *, retry_unreachable: bool = True) -> ChatReply:
+        """The reply to a call by this server. A pool that has another server left does not retry a dead one.
+
+        Raises:
+            CallFailed: after the last attempt, at the deadline, or at once while the breaker is open.
+            EndpointError: see `chat`.
+        """
+        connection = self._connection()
+
+        def again(error: BaseException) -> bool:
+            return isinstance(error, CallFailed) and error.retry and (retry_unreachable or not error.unreachable)
+
+        def in_time(state: RetryCallState) -> None:
+            if not call.has_time_for(state.upcoming_sleep):
+                last = _error(state)
+                raise call.too_late(outage=last is not None and last.outage)
+
         retrying = AsyncRetrying(
-            retry=retry_if_exception_type(CallFailed) & _retryable,
+            retry=retry_if_exception(again),
             stop=stop_after_attempt(self.endpoint.max_retries + 1),
             wait=self._wait,
+            before_sleep=in_time,
             sleep=self._sleep,
             reraise=True,
         )
-        return await retrying(self._attempt, request, spent)
+        async with connection.begun:
+            with self.breaker.guard():
+                try:
+                    async with asyncio.timeout_at(call.end) as limit:
+                        return await retrying(self._attempt, call, connection, limit)
+                except TimeoutError:
+                    raise call.too_late(outage=True) from None
 
-    async def _attempt(self, request: ChatRequest, spent: list[Cost]) -> ChatReply:
-        client, slots = self._client()
-        limit = self.endpoint.timeout
-        async with slots:
-            # The slot is free again while a failed call waits for its next attempt.
-            try:
-                # httpx limits the silence between two bytes; a server that trickles needs a limit on the
-                # whole.
-                async with asyncio.timeout(limit):
-                    raw = await client.chat.completions.with_raw_response.create(
-                        model=self.endpoint.model, **request.wire()
-                    )
-                    body = json.loads(raw.text)
-                reply, cost = read_reply(body, request)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                failed = classify(error, self.endpoint)
-                spent.append(self.usage.attempt(failed.usage))
-                raise failed from error
-        spent.append(self.usage.attempt(cost))
+    async def _attempt(self, call: Call, connection: _Connection, limit: asyncio.Timeout) -> ChatReply:
+        async with connection.slots:
+            if call.end is None and self.endpoint.deadline is not None:
+                # From the first attempt on; the wait for its turn in a long batch does not count.
+                call.end = asyncio.get_running_loop().time() + self.endpoint.deadline
+                limit.reschedule(call.end)
+            while True:
+                call.sent = self.formats.apply(call.request)
+                try:
+                    return await self._post(call, connection.client)
+                except CallFailed as error:
+                    # Not a retry: another request, which the server may take. Ends at the plainest form.
+                    if not self.formats.refuse(call.sent, error):
+                        raise
+
+    async def _post(self, call: Call, client: Any) -> ChatReply:
+        try:
+            # httpx limits the silence between two bytes; a server that trickles needs a limit on the whole.
+            async with asyncio.timeout(self.endpoint.timeout):
+                raw = await client.chat.completions.with_raw_response.create(model=self.model, **call.sent.wire())
+                body = json.loads(raw.text)
+            reply, cost = read_reply(body, call.sent)
+        except asyncio.CancelledError:
+            call.spent.append(self.usage.attempt(None))
+            raise
+        except Exception as error:
+            failed = classify(error, self.endpoint)
+            call.trouble = failed.detail
+            call.spent.append(self.usage.attempt(failed.usage))
+            raise failed from error
+        call.spent.append(self.usage.attempt(cost))
         return reply
 
     def _wait(self, state: RetryCallState) -> float:
         """Seconds before the next attempt: doubled each time, half jittered, never below Retry-After."""
-        error = state.outcome.exception() if state.outcome else None
-        asked = error.retry_after if isinstance(error, CallFailed) else None
+        error = _error(state)
+        asked = None if error is None else error.retry_after
         delay = min(self.endpoint.backoff_max, self.endpoint.backoff * 2 ** (state.attempt_number - 1))
         return max(asked or 0.0, delay * (0.5 + 0.5 * self._random.random()))
 
-    def _client(self) -> tuple[Any, asyncio.Semaphore]:
+    def _connection(self) -> _Connection:
         loop = asyncio.get_running_loop()
         if loop not in self._per_loop:
             from openai import AsyncOpenAI
@@ -161,10 +168,13 @@ class LLM:
                 timeout=self.endpoint.timeout,
                 max_retries=0,
             )
-            self._per_loop[loop] = (client, asyncio.Semaphore(self.endpoint.concurrency))
+            slots = self.endpoint.concurrency
+            self._per_loop[loop] = _Connection(
+                client, asyncio.Semaphore(slots), asyncio.Semaphore(_BEGUN_PER_SLOT * slots)
+            )
         return self._per_loop[loop]
 
 
-def _retryable(state: RetryCallState) -> bool:
+def _error(state: RetryCallState) -> CallFailed | None:
     error = state.outcome.exception() if state.outcome else None
-    return isinstance(error, CallFailed) and error.retry
+    return error if isinstance(error, CallFailed) else None

@@ -22,6 +22,8 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
     """Seconds before the answer."""
+    drop: bool = False
+    """Close the connection instead of answering."""
 
 
 def completion(text: str | None = "yes", finish: str = "stop", **extra: Any) -> Answer:
@@ -42,6 +44,21 @@ def completion(text: str | None = "yes", finish: str = "stop", **extra: Any) -> 
 def error(status: int, message: str = "no", headers: dict[str, str] | None = None, **extra: Any) -> Answer:
     """An error in the OpenAI form."""
     return Answer(status, {"error": {"message": message, "type": "x", **extra}}, headers or {})
+
+
+class Clock:
+    """Time for `LLM(endpoint, sleep=clock, clock=clock.time)`: sleeping only moves it on, and is written down."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waits: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+    def time(self) -> float:
+        return self.now
 
 
 class Stub:
@@ -82,6 +99,9 @@ def serve(stub: Stub) -> Iterator[Stub]:
             finally:
                 with stub.lock:
                     stub.in_flight -= 1
+            if answer.drop:
+                self.close_connection = True
+                return
             data = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
             try:
                 self.send_response(answer.status)
@@ -97,9 +117,13 @@ def serve(stub: Stub) -> Iterator[Stub]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    class Server(ThreadingHTTPServer):
+        # The default of 5 waiting connections resets some of a burst of calls.
+        request_queue_size = 512
+        daemon_threads = True
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     stub.base_url = f"http://127.0.0.1:{server.server_port}/v1"
     try:

@@ -1,4 +1,4 @@
-"""The image normaliser: JF31 to JF38 of field/judging.md, and that the hash is that of the pixels sent."""
+"""The image normaliser: JF31 to JF39 of field/judging.md, and that the hash is that of the pixels sent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from PIL import Image, ImageCms
 
 from mmrubric import images
+from mmrubric.chat import ImagePart
 from mmrubric.errors import InputError
 from mmrubric.images import ImageOptions, content_hash, normalize
 
@@ -32,14 +33,15 @@ def gradient(width: int = 30, height: int = 10) -> Image.Image:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_colour_mode_becomes_rgb_and_png(mode):
+def test_jf33_every_colour_mode_becomes_rgb_and_can_be_encoded(mode):
     picture = normalize(Image.new(mode, (3, 2)))
     assert picture.mode == "RGB" and picture.size == (3, 2) and picture.info == {}
-    assert Image.open(io.BytesIO(images.encode(picture))).format == "PNG"
+    for kind in ("png", "jpeg"):
+        assert Image.open(io.BytesIO(images.encode(Image.new(mode, (3, 2)), kind))).format == kind.upper()
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "RGBa", "La", "PA"])
-def test_transparent_pixels_become_white(mode):
+def test_jf31_transparent_pixels_become_white(mode):
     # (255, 0, 0, alpha 0): nothing of the red may be seen.
     source = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
     source.putpixel((1, 0), (0, 0, 0, 255))
@@ -67,7 +69,7 @@ def test_palette_and_rgb_transparency_keys():
     assert [keyed.getpixel((x, 0)) for x in (0, 1)] == [(255, 255, 255), (0, 9, 0)]
 
 
-def test_exif_orientation_is_applied_once(tmp_path):
+def test_jf32_exif_orientation_is_applied_once(tmp_path):
     upright = gradient(30, 10)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -90,7 +92,7 @@ def test_sixteen_bits_are_scaled_not_clipped():
     assert [normalize(values).getpixel((x, 0))[0] for x in range(4)] == [0, 1, 128, 255]
 
 
-def test_cmyk_jpeg_and_lab():
+def test_jf34_cmyk_jpeg_and_lab_become_rgb():
     picture = normalize(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=100))
     red, green, blue = picture.getpixel((4, 4))
     assert red > 200 and green < 60 and blue < 60
@@ -120,7 +122,7 @@ def test_numpy_kinds_agree():
     assert normalize(np.ones((2, 2), bool)).getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_type_is_read_from_the_bytes(tmp_path):
+def test_jf35_type_is_read_from_the_bytes(tmp_path):
     (tmp_path / "x.jpg").write_bytes(encoded(gradient(), "PNG"))
     (tmp_path / "y.png").write_bytes(encoded(gradient(), "WEBP", lossless=True))
     assert normalize(tmp_path / "x.jpg").tobytes() == gradient().tobytes()
@@ -166,14 +168,14 @@ def bomb(side: int) -> bytes:
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [10_000, 20_000])
-def test_a_bomb_is_refused_from_its_header(tmp_path, side):
+def test_jf36_a_bomb_is_refused_from_its_header(tmp_path, side):
     path = tmp_path / "bomb.png"
     path.write_bytes(bomb(side))
     with pytest.raises(InputError, match=r"bomb\.png.*pixels"):
         normalize(path)
 
 
-def test_broken_files_name_their_source(tmp_path):
+def test_jf37_broken_files_name_their_source(tmp_path):
     good = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)), "PNG")
     cases = {
         "half.png": (good[: len(good) // 2], "truncated or broken"),
@@ -182,6 +184,8 @@ def test_broken_files_name_their_source(tmp_path):
         "lfs.png": (b"version https://git-lfs.github.com/spec/v1", "LFS pointer"),
         "noise.png": (b"not a picture at all", "no known picture type"),
         "half.jpg": (encoded(gradient(200, 200), "JPEG")[:400], "truncated or broken"),
+        "phone.jpg": (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC photo; export it as JPEG"),
+        "clip.png": (b"\0\0\0\x20ftypisom\0\0\2\0", "a video"),
     }
     for name, (data, message) in cases.items():
         (tmp_path / name).write_bytes(data)
@@ -196,6 +200,8 @@ def test_broken_files_name_their_source(tmp_path):
     ("bad", "message"),
     [
         ("missing.png", "no such image file"),
+        ("A" * 5000, r"AAA\.\.\.: cannot be read: .*too long"),
+        ("/dev/null", "is a device or pipe"),
         ("https://example.org/a.png", "not fetched"),
         (np.zeros((3, 8, 9), np.uint8), "transpose"),
         (np.zeros((2, 8, 9, 3), np.uint8), "one picture"),
@@ -228,3 +234,57 @@ def test_first_frame_of_an_animation_is_taken_and_said():
 def test_unknown_kind_is_refused():
     with pytest.raises(InputError, match="png, jpeg"):
         images.encode(gradient(), "webp")  # type: ignore[arg-type]
+
+
+def test_jf38_a_picture_made_in_memory_has_no_format_and_needs_none():
+    picture = Image.new("RGB", (3, 2), "red")
+    assert picture.format is None
+    assert images.data_url(picture).startswith("data:image/png;base64,")
+
+
+def noise(side: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8))
+
+
+def test_a_picture_over_max_bytes_is_scaled_down_by_the_stated_steps():
+    # Noise does not compress: about 3 bytes per pixel, so 128 x 128 are 49 kB, 96 x 96 27 kB and 64 x 64 12 kB.
+    for limit, side in ((60_000, 128), (40_000, 96), (20_000, 64), (3_400, 32)):
+        options = ImageOptions(max_bytes=limit)
+        found = images.inspect(noise(128), options)
+        assert found.image.size == (side, side) and len(images.encode(noise(128), options=options)) <= limit
+        assert found.changes == () if side == 128 else f"max_bytes {limit}" in found.changes[0]
+        # What is hashed is what is sent, and normalising again changes nothing.
+        assert content_hash(noise(128), options) == images.pixel_hash(found.image)
+        assert normalize(found.image, options).tobytes() == found.image.tobytes()
+        part = ImagePart.of(noise(128), options)
+        sent = Image.open(io.BytesIO(base64.b64decode(part.url.split(",")[1])))
+        assert sent.size == (side, side) and images.pixel_hash(sent) == part.sha256 == images.pixel_hash(found.image)
+
+
+def test_a_picture_that_stays_over_max_bytes_is_refused():
+    with pytest.raises(InputError, match=r"upload 3: its PNG has \d+ bytes.*max_bytes 2000"):
+        normalize(noise(128), ImageOptions(max_bytes=2000), source="upload 3")
+    with pytest.raises(InputError, match="min_side"):
+        normalize(noise(128), ImageOptions(max_bytes=20_000, min_side=100))
+    with pytest.raises(InputError, match=r"max_bytes must be at least 1"):
+        ImageOptions(max_bytes=0)
+
+
+def test_a_flat_picture_may_have_many_pixels():
+    # 3 MB of pixels, but a PNG of a few kB
+    assert normalize(Image.new("RGB", (1000, 1000)), ImageOptions(max_bytes=50_000)).size == (1000, 1000)
+
+
+def test_jf39_files_of_a_folder_come_in_their_natural_order(tmp_path):
+    names = ["frame10.png", "frame2.png", "Frame1.PNG", "b.webp", "labels.jsonl", ".hidden.png", "frame02.jpg"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "x.png").write_bytes(b"")
+    expected = ["b.webp", "Frame1.PNG", "frame02.jpg", "frame2.png", "frame10.png"]
+    assert [path.name for path in images.in_folder(tmp_path)] == expected
+    with pytest.raises(InputError, match=r"deeper.none: no such folder"):
+        images.in_folder(tmp_path / "deeper" / "none")
+    with pytest.raises(InputError, match=r"empty: holds no image file"):
+        (tmp_path / "empty").mkdir()
+        images.in_folder(tmp_path / "empty")

@@ -1,4 +1,4 @@
-"""The LLM client against a scripted server: retries (JF45 to JF52), typed failures, accounting, identity."""
+"""The LLM client against a scripted server: one call, its retries, typed failures, accounting and identity."""
 
 from __future__ import annotations
 
@@ -20,19 +20,9 @@ from mmrubric.images import content_hash
 from mmrubric.llm import LLM
 from mmrubric.store import request_key
 from mmrubric.verdict import Failure
-from tests.mmrubric.stub_server import Answer, Stub, completion, error, serve
+from tests.mmrubric.stub_server import Answer, Clock, Stub, completion, error, serve
 
 ASK = ChatRequest((Message.of("user", "Is it red?"),))
-
-
-class Clock:
-    """Sleeps in no time and remembers for how long it was asked to."""
-
-    def __init__(self):
-        self.waits = []
-
-    async def __call__(self, seconds):
-        self.waits.append(seconds)
 
 
 def client(stub, clock=None, **options):
@@ -111,7 +101,7 @@ def test_log_probs_are_read():
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 529])
-def test_passing_errors_are_retried(status):
+def test_jf49_passing_errors_are_retried(status):
     reply, llm, stub = ask(error(status), error(status), completion("yes"))
     assert reply.text == "yes" and len(stub.requests) == 3
     assert (reply.cost.calls, llm.usage.attempts, llm.usage.unreported, llm.usage.failed) == (3, 3, 2, 0)
@@ -121,13 +111,35 @@ def test_passing_errors_are_retried(status):
     ("status", "message", "failure", "hint"),
     [
         (400, "bad", Failure.server_error, "HTTP 400: bad"),
-        (400, "This model's maximum context length is 2048", Failure.server_error, "--max-model-len"),
-        (400, "At most 1 image(s) may be provided", Failure.server_error, "limit-mm-per-prompt"),
         (400, "cannot identify image file", Failure.bad_image, "identify"),
+        (413, "Payload Too Large", Failure.bad_image, "max_bytes"),
         (422, "no", Failure.server_error, "HTTP 422"),
     ],
 )
 def test_lasting_errors_are_not_retried(status, message, failure, hint):
+    check_lasting(status, message, failure, hint)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 2048 tokens",
+        "The prompt (length 5000) is longer than the maximum model length of 2048",
+        "the request exceeds the available context size",
+        "context_length_exceeded",
+    ],
+)
+def test_jf22_a_prompt_that_is_too_long_is_not_retried(message):
+    check_lasting(400, message, Failure.server_error, "--max-model-len")
+
+
+def test_jf30_too_many_images_is_not_retried():
+    check_lasting(
+        400, "At most 1 image(s) may be provided in one request.", Failure.server_error, "limit-mm-per-prompt"
+    )
+
+
+def check_lasting(status, message, failure, hint):
     reply, llm, stub = ask(error(status, message))
     assert (reply.failure, reply.text, reply.status) == (failure, None, status) and hint in reply.detail
     assert len(stub.requests) == 1 and llm.usage.failures == {failure: 1}
@@ -146,7 +158,7 @@ def test_lasting_errors_are_not_retried(status, message, failure, hint):
         ([Answer(500, b"\xff\xfe")], Failure.server_error),
     ],
 )
-def test_one_retry_layer_with_exactly_n_plus_one_attempts(script, failure):
+def test_jf47_one_retry_layer_with_exactly_n_plus_one_attempts(script, failure):
     clock = Clock()
     reply, llm, stub = ask(*script, clock=clock, max_retries=3)
     assert reply.failure == failure and reply.text is None and reply.detail
@@ -154,7 +166,7 @@ def test_one_retry_layer_with_exactly_n_plus_one_attempts(script, failure):
     assert len(clock.waits) == 3 and llm.usage.failures == {failure: 1} and llm.usage.unreported == 4
 
 
-def test_waits_grow_with_jitter():
+def test_jf45_waits_grow_with_jitter():
     clock = Clock()
     ask(error(429), clock=clock, max_retries=4, backoff=1.0, backoff_max=4.0)
     # 1, 2, 4, then capped at 4: between half of it and all of it
@@ -162,7 +174,7 @@ def test_waits_grow_with_jitter():
     assert len({wait / top for wait, top in zip(clock.waits, [1, 2, 4, 4], strict=True)}) == 4
 
 
-def test_retry_after_is_obeyed_up_to_its_limit():
+def test_jf46_retry_after_is_obeyed_up_to_its_limit():
     clock = Clock()
     reply, _, _ = ask(error(429, headers={"Retry-After": "7"}), completion(), clock=clock, backoff=0.1)
     assert reply.text == "yes" and clock.waits == [7.0]
@@ -170,7 +182,7 @@ def test_retry_after_is_obeyed_up_to_its_limit():
     assert reply.failure == Failure.rate_limited and "500 s" in reply.detail and len(stub.requests) == 1
 
 
-def test_retry_after_forms():
+def test_jf46_retry_after_in_seconds_and_as_a_date():
     # 1994-11-15 08:12:31 UTC = 784887151 seconds after 1970
     assert retry_after({"retry-after": "Tue, 15 Nov 1994 08:12:31 GMT"}, now=784887141) == 10
     assert retry_after({"retry-after": "Tue, 15 Nov 1994 08:12:31 GMT"}, now=784887999) == 0
@@ -182,10 +194,16 @@ def test_retry_after_forms():
 
 def test_a_slow_server_is_a_timeout():
     slow = completion()
-    slow.delay = 1.0
+    slow.delay = 60.0
     started = time.monotonic()
     reply, _, _ = ask(slow, timeout=0.2, max_retries=1)
-    assert reply.failure == Failure.timeout and time.monotonic() - started < 3
+    assert reply.failure == Failure.timeout and reply.cost.calls == 2 and time.monotonic() - started < 30
+
+
+def test_text_that_is_no_text_is_not_sent():
+    reply, llm, stub = ask(completion(), request=ChatRequest((Message.of("user", "half a pair: \ud83d"),)))
+    assert reply.failure == Failure.server_error and "cannot be sent" in reply.detail
+    assert stub.requests == [] and llm.usage.failed == 1
 
 
 def test_nobody_listens():
@@ -207,13 +225,13 @@ def test_nobody_listens():
         (completion("  \n"), Failure.unparsable),
     ],
 )
-def test_failures_inside_a_200_are_typed_and_their_tokens_counted(answer, failure):
+def test_jf04_failures_inside_a_200_are_typed_and_their_tokens_counted(answer, failure):
     reply, llm, stub = ask(answer)
     assert reply.failure == failure and len(stub.requests) == 1
     assert (llm.usage.prompt_tokens, llm.usage.completion_tokens, llm.usage.failed) == (10, 2, 1)
 
 
-def test_tokens_of_failed_calls_and_prices():
+def test_jf03_tokens_of_failed_calls_are_kept():
     paid = Answer(500, {"error": {"message": "late"}, "usage": {"prompt_tokens": 5, "completion_tokens": 1}})
     reply, llm, _ = ask(paid, completion(usage=None), price_prompt=2.0, price_completion=10.0)
     # The 500 reported 5 and 1; the answer reported nothing, which is unknown and not zero.
@@ -232,7 +250,7 @@ def test_an_endpoint_that_serves_nobody_stops_at_once(status):
         assert llm.usage.aborted >= 1 and llm.usage.failed == 0
 
 
-def test_concurrency_is_bounded_and_order_kept():
+def test_jf52_concurrency_is_bounded_and_order_kept():
     def reply(body):
         answer = completion(body["messages"][0]["content"])
         answer.delay = 0.02
@@ -245,7 +263,7 @@ def test_concurrency_is_bounded_and_order_kept():
         assert 2 <= stub.most_in_flight <= 4
 
 
-def test_several_loops_threads_and_a_running_loop():
+def test_jf50_several_loops_threads_and_a_running_loop():
     with serve(Stub(completion())) as stub:
         llm = client(stub)
         assert llm.chat_sync(ASK).text == llm.chat_sync(ASK).text == "yes"
@@ -264,19 +282,21 @@ def test_several_loops_threads_and_a_running_loop():
 
 def test_a_cancelled_call_is_counted():
     slow = completion()
-    slow.delay = 5.0
+    slow.delay = 60.0
 
-    async def main(llm):
+    async def main(llm, stub):
         task = asyncio.ensure_future(llm.chat(ASK))
-        await asyncio.sleep(0.3)
+        while not stub.requests:
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     with serve(Stub(slow)) as stub:
         llm = client(stub)
-        asyncio.run(main(llm))
-        assert (llm.usage.calls, llm.usage.aborted) == (1, 1)
+        asyncio.run(main(llm, stub))
+        # The request that was cut off may have cost something, so it counts as one of unknown cost.
+        assert (llm.usage.calls, llm.usage.aborted, llm.usage.attempts, llm.usage.unreported) == (1, 1, 1, 1)
 
 
 def test_the_key_comes_from_the_environment_and_goes_nowhere_else(monkeypatch):
@@ -286,7 +306,7 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(monkeypatch):
     assert "s3cret" not in reply.sent + repr(llm.endpoint) + llm.endpoint.model_dump_json()
 
 
-def test_identity_covers_endpoint_and_pixels_not_the_encoding():
+def test_jf40_identity_covers_endpoint_parameters_and_pixels():
     red, blue = Image.new("RGB", (2, 2), "red"), Image.new("RGB", (2, 2), "blue")
 
     def key(image=red, text="red?", base_url="http://a/v1", model="m", **options):
@@ -309,7 +329,19 @@ def test_identity_covers_endpoint_and_pixels_not_the_encoding():
     assert ImagePart.of(red).sha256 == content_hash(red)
 
 
+def test_jf41_identity_is_the_pixels_whatever_the_file_is_called(tmp_path):
+    paths = [tmp_path / folder / "same.png" for folder in ("a", "b", "c")]
+    for path, colour in zip(paths, ["red", "blue", "red"], strict=True):
+        path.parent.mkdir()
+        Image.new("RGB", (2, 2), colour).save(path)
+    llm = LLM(Endpoint(base_url="http://a/v1", model="m"))
+    sent = [llm.sent(ChatRequest((Message.of("user", ImagePart.of(path)),))) for path in paths]
+    assert sent[0] == sent[2] != sent[1] and "same.png" not in sent[0]
+
+
 def test_endpoint_is_checked():
+    with pytest.raises(ValueError, match="deadline 5 is shorter than the timeout 60"):
+        Endpoint(base_url="http://a/v1", model="m", deadline=5)
     with pytest.raises(ValueError, match="http://"):
         Endpoint(base_url="127.0.0.1:8000", model="m")
     with pytest.raises(InputError):
