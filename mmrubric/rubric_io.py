@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,19 @@ from pydantic import ValidationError
 
 from mmrubric.errors import InputError
 from mmrubric.rubric import Criterion, Rubric
+
+_OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029]")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Safe YAML; line breaks that are not \\n are escaped, because a reader would fold them into blanks."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if _OTHER_BREAKS.search(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 class _Loader(yaml.SafeLoader):
@@ -114,7 +128,7 @@ def load_many(path: Path) -> list[Rubric]:
 def save(rubric: Rubric, path: Path) -> None:
     """Write one rubric to a .yaml, .yml or .json file."""
     if _is_yaml(path):
-        text = yaml.safe_dump(dump(rubric), sort_keys=False, allow_unicode=True, width=100)
+        text = yaml.dump(dump(rubric), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     else:
         text = json.dumps(dump(rubric), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     _write(path, text)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -258,6 +258,7 @@ def test_a_task_is_no_prompt() -> None:
 
 
 @settings(max_examples=50, deadline=None)
+@example([("line\x85break", 1.0, False), ("\u2028\u2029\r", 1.0, False)])
 @given(
     st.lists(
         st.tuples(st.text(min_size=1).filter(str.strip), st.floats(-10, 10).filter(bool), st.booleans()),

@@ -82,7 +82,7 @@ def _gradient(
     """Flat gradient of one optimizer step, taken just before the step."""
     seen: list[torch.Tensor] = []
     updater = Updater(policy, checks.loss_of(config), checks.kl_of(config), config.optim, config.loss)
-    updater._step = lambda: seen.append(torch.cat([p.grad.flatten().clone() for p in updater.parameters])) or 0.0  # type: ignore[method-assign, union-attr, func-returns-value]
+    updater._step = lambda rate: seen.append(torch.cat([p.grad.flatten().clone() for p in updater.parameters])) or 0.0  # type: ignore[method-assign, union-attr, func-returns-value]
     updater(rollout, advantage, weight, run_seed=0, step=0, sampled_at=4)
     for parameter in updater.parameters:
         parameter.grad = None
