@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from judges.pictures import Checks, gather
-from judges.routed import _share
+from judges.joining import answers_of, part_of
+from judges.pictures import Checks
 from mmrubric.checks import number, one_of
-from mmrubric.errors import InputError, RunError
+from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
-from mmrubric.judging import Judge, JudgeRequest, PairJudge, PairRequest, SyncMixin
+from mmrubric.judging import Judge, JudgeRequest, PairJudge, PairRequest, SyncMixin, run_all
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.scores import PASS
 from mmrubric.verdict import Failure, Verdict
@@ -132,7 +132,7 @@ class EnsembleJudge(SyncMixin):
         if self.how == "cascade":
             given = await self._cascade(scoring, requests)
         else:
-            answers = await gather(_ask(member, requests) for member in scoring)
+            answers = await run_all(answers_of(member, requests) for member in scoring)
             given = [
                 {id: {m.id: answer[k][id] for m, answer in zip(scoring, answers, strict=True)} for id in r.rubric.ids}
                 for k, r in enumerate(requests)
@@ -166,7 +166,7 @@ class EnsembleJudge(SyncMixin):
                 unsure = (PairVerdict.INCONSISTENT, PairVerdict.FAILED)
                 open_ = [k for k in open_ if given[k][member.id] in unsure]
         else:
-            for member, row in zip(comparing, await gather(m.compare(requests) for m in comparing), strict=True):
+            for member, row in zip(comparing, await run_all(m.compare(requests) for m in comparing), strict=True):
                 for verdicts, verdict in zip(given, row, strict=True):
                     verdicts[member.id] = verdict
         return [combine_pairs(verdicts, self.how, [self.weights[id] for id in verdicts]) for verdicts in given]
@@ -183,7 +183,7 @@ class EnsembleJudge(SyncMixin):
             if not asked:
                 break
             still: dict[int, tuple[str, ...]] = {}
-            for (k, ids), verdicts in zip(open_.items(), await _ask(member, asked), strict=True):
+            for (k, ids), verdicts in zip(open_.items(), await answers_of(member, asked), strict=True):
                 for id in ids:
                     given[k][id][member.id] = verdicts[id]
                 unsure = tuple(id for id in ids if self._unsure(verdicts[id]))
@@ -324,20 +324,8 @@ class _Shares:
             return rubric
         key = (id(rubric), ids)
         if key not in self._made:
-            self._made[key] = _share(rubric, set(ids))
+            self._made[key] = part_of(rubric, ids)
         return self._made[key]
-
-
-async def _ask(member: Judge, requests: Sequence[JudgeRequest]) -> list[dict[str, Verdict]]:
-    """Verdicts of one member by criterion id, one dict per request."""
-    answers = await member.score(requests)
-    if len(answers) != len(requests):
-        raise RunError(f"judge {member.id}: {len(requests)} requests, {len(answers)} answers")
-    for request, verdicts in zip(requests, answers, strict=True):
-        given = sorted(verdict.criterion_id for verdict in verdicts)
-        if given != sorted(request.rubric.ids):
-            raise RunError(f"judge {member.id}: asked about {sorted(request.rubric.ids)}, answered {given}")
-    return [{verdict.criterion_id: verdict for verdict in verdicts} for verdicts in answers]
 
 
 def _scoring(member: Judge | PairJudge) -> Judge:

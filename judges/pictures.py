@@ -6,20 +6,19 @@ import asyncio
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mmrubric.errors import InputError
-from mmrubric.judging import JudgeRequest, SyncMixin
+from mmrubric.judging import JudgeRequest, SyncMixin, run_all
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.verdict import Failure, Verdict
 
 Plan = TypeVar("Plan")
 A = TypeVar("A", bound="Arguments")
-T = TypeVar("T")
 
 
 class Arguments(BaseModel):
@@ -184,7 +183,7 @@ class ThreadedJudge(PictureJudge[Plan]):
             async with slots:
                 return await asyncio.to_thread(self._judge, request, plan)
 
-        return await gather(one(*pair) for pair in zip(requests, plans, strict=True))
+        return await run_all(one(*pair) for pair in zip(requests, plans, strict=True))
 
     def _judge(self, request: JudgeRequest, plans: Sequence[Plan]) -> list[Verdict]:
         try:
@@ -207,15 +206,3 @@ def foreign(criterion: Criterion, judge: str, verifiers: str) -> InputError:
         f"criterion {criterion.id!r} asks for verifier {criterion.verifier!r}; judge {judge!r} answers only "
         f"{verifiers} (judge 'routed' sends each criterion to its verifier)"
     )
-
-
-async def gather(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in the order of `work`; the first error cancels what is left and is raised."""
-    tasks = [asyncio.ensure_future(item) for item in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

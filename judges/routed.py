@@ -9,14 +9,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from judges.pictures import Checks, gather
+from judges.joining import answers_of, part_of
+from judges.pictures import Checks
 from judges.rules import PREFIX
 from judges.shapes.judge import VERIFIER as SHAPES
 from mmrubric import preference
 from mmrubric.checks import one_of
-from mmrubric.errors import InputError, RunError
+from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
-from mmrubric.judging import Judge, JudgeRequest, PairRequest, SyncMixin
+from mmrubric.judging import Judge, JudgeRequest, PairRequest, SyncMixin, run_all
 from mmrubric.rubric import Rubric
 from mmrubric.scores import Rules, ScoreTable
 from mmrubric.store import Store
@@ -73,7 +74,7 @@ class RoutedJudge(SyncMixin):
             RunError: a judge answered about other criteria than it was asked.
         """
         routes = await asyncio.to_thread(self._checked_routes, requests)
-        answered = await gather(self._ask(name, asked) for name, (_, asked) in routes.items())
+        answered = await run_all(self._ask(name, asked) for name, (_, asked) in routes.items())
         found: list[dict[str, Verdict]] = [{} for _ in requests]
         for (rows, _), answers in zip(routes.values(), answered, strict=True):
             for row, verdicts in zip(rows, answers, strict=True):
@@ -136,19 +137,13 @@ class RoutedJudge(SyncMixin):
             shares.setdefault(name, []).append(criterion.id)
         if len(shares) == 1:
             return dict.fromkeys(shares, rubric)
-        return {name: _share(rubric, set(ids)) for name, ids in shares.items()}
+        return {name: part_of(rubric, ids) for name, ids in shares.items()}
 
     async def _ask(self, name: str, requests: Sequence[JudgeRequest]) -> list[dict[str, Verdict]]:
         """Verdicts of one judge by criterion id, one dict per request."""
         judge = self._parts[name]
-        answers = await judge.score(requests)
-        if len(answers) != len(requests):
-            raise RunError(f"judge {judge.id}: {len(requests)} requests, {len(answers)} answers")
-        for request, verdicts in zip(requests, answers, strict=True):
-            given = sorted(verdict.criterion_id for verdict in verdicts)
-            if given != sorted(request.rubric.ids):
-                raise RunError(f"judge {judge.id}: asked about {sorted(request.rubric.ids)}, answered {given}")
-        return [{verdict.criterion_id: _signed(verdict, judge.id) for verdict in verdicts} for verdicts in answers]
+        answers = await answers_of(judge, requests)
+        return [{name: _signed(verdict, judge.id) for name, verdict in row.items()} for row in answers]
 
 
 def _names(request: PairRequest) -> tuple[str, str]:
@@ -161,16 +156,6 @@ def route_of(verifier: str) -> str:
     if verifier == SHAPES:
         return "shapes"
     return "rules" if verifier.startswith(PREFIX) else verifier
-
-
-def _share(rubric: Rubric, ids: set[str]) -> Rubric:
-    """The criteria `ids`, without dependencies on others; scores apply dependencies to the whole rubric."""
-    kept = [
-        criterion.model_copy(update={"depends_on": tuple(parent for parent in criterion.depends_on if parent in ids)})
-        for criterion in rubric.criteria
-        if criterion.id in ids
-    ]
-    return rubric.model_copy(update={"criteria": tuple(kept)})
 
 
 def _signed(verdict: Verdict, judge: str) -> Verdict:

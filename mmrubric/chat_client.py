@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from mmrubric.chat import ChatReply, ChatRequest, Usage
 from mmrubric.chat_errors import CallFailed
 from mmrubric.chat_format import FormatMemory, format_of, forms
 from mmrubric.errors import InputError
-from mmrubric.judging import run_sync
+from mmrubric.judging import run_all, run_sync
 from mmrubric.store import canonical_json
 from mmrubric.verdict import Cost, Failure
 
-T = TypeVar("T")
 OnReply: TypeAlias = Callable[[int, ChatReply], None]
 """Gets the index of a request and its reply the moment it is there; runs on the event loop, so it must be short."""
 
@@ -181,18 +180,6 @@ class ChatClient(ABC):
 
     def _identity(self, form: ChatRequest) -> str:
         return canonical_json(form.canonical() | {"base_url": self.address, "model": self.model})
-
-
-async def run_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Runs coroutines side by side; results in their order. An error or a cancellation ends all that are left."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def _failed(error: CallFailed) -> ChatReply:

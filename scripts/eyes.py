@@ -1,7 +1,7 @@
 """How far the pixel judge agrees with a person: sheets to look at, then the comparison.
 
     python scripts/eyes.py draw --model runs/quickstart/model --out runs/eyes     # half of them by that model
-    python scripts/eyes.py score runs/eyes docs/eyes.json                         # the notes against the judge
+    python scripts/eyes.py score docs/eyes_judge.json docs/eyes.json              # the notes against the judge
 
 A person looks at the sheets only and notes, for each picture, the criteria that fail: {"0": [], "1": ["count"], ...}.
 """
@@ -34,7 +34,7 @@ def draw(
     out: Annotated[Path, typer.Option(help="Folder of the sheets.")],
     count: Annotated[int, typer.Option(help="Pictures in all.")] = 200,
 ) -> None:
-    """Paint pictures of held-out prompts and write them as numbered sheets, the judge's answers in a file apart."""
+    """Paint held-out prompts by both models, as numbered sheets in a mixed order; the judge's answers go apart."""
     cases = []
     for path in (SHAPES, model):
         result = evaluate_pipeline(path, count // 2, keep_images=True)
@@ -50,7 +50,8 @@ def draw(
         }
         for number, (item, prompt, rubric) in enumerate(cases)
     }
-    (out / "judge.json").write_text(json.dumps(answers, indent=1))
+    lines = [f"{json.dumps(number)}: {json.dumps(answer)}" for number, answer in answers.items()]
+    (out / "judge.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     for start in range(0, len(cases), ACROSS * DOWN):
         figure = Figure(figsize=(3.2 * ACROSS, 3.4 * DOWN), layout="constrained")
         for axes, number in zip(figure.subplots(DOWN, ACROSS).flat, range(start, start + ACROSS * DOWN), strict=True):
@@ -64,11 +65,11 @@ def draw(
 
 @app.command()
 def score(
-    folder: Annotated[Path, typer.Argument(help="Folder of the sheets.")],
+    judged: Annotated[Path, typer.Argument(help="The judge.json that was written beside the sheets.")],
     seen: Annotated[Path, typer.Argument(help="JSON: number of a picture -> ids of the criteria that fail.")],
 ) -> None:
     """Agreement per kind of criterion; an unknown verdict counts as disagreement."""
-    answers, failing = json.loads((folder / "judge.json").read_text()), json.loads(seen.read_text())
+    answers, failing = json.loads(judged.read_text()), json.loads(seen.read_text())
     if set(answers) != set(failing):
         raise typer.BadParameter(f"{seen}: notes for {len(failing)} pictures, {len(answers)} were drawn")
     same: dict[str, list[bool]] = defaultdict(list)

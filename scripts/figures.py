@@ -2,6 +2,7 @@
 
 python scripts/figures.py generator runs/shapes-generator    # follow the shipped generator's training
 python scripts/figures.py run runs/nft_long                  # curve of a training run
+python scripts/figures.py pictures runs/quickstart/model     # the same prompts and noise before and after
 """
 
 from __future__ import annotations

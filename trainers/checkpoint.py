@@ -37,7 +37,7 @@ BENIGN = (
     "rollout.batch_size", "rollout.overlap", "optim.batch_size", "model.gradient_checkpointing",
 )  # fmt: skip
 """Settings that may differ between a checkpoint and the run that continues it: they move no trained
-number."""
+number. But `run.steps` does where `optim.decay` lets the rate fall towards the end of the run."""
 
 
 def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
@@ -122,7 +122,8 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """sha256 of the settings that decide the trained numbers (all but `BENIGN`)."""
-    kept = {key: value for key, value in flatten(config).items() if not _benign(key)}
+    flat = flatten(config)
+    kept = {key: value for key, value in flat.items() if not _benign(key, flat)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -133,11 +134,13 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         f"{key}: {left.get(key, missing)!r} -> {right.get(key, missing)!r}"
         for key in sorted(left.keys() | right.keys())
-        if not _benign(key) and left.get(key, missing) != right.get(key, missing)
+        if not _benign(key, right) and left.get(key, missing) != right.get(key, missing)
     ]
 
 
-def _benign(key: str) -> bool:
+def _benign(key: str, config: Mapping[str, Any]) -> bool:
+    if key == "run.steps" and config.get("optim.decay"):
+        return False
     return any(key == name or key.startswith(f"{name}.") for name in BENIGN)
 
 

@@ -171,7 +171,8 @@ class OptimSection(Section):
     warmup: int = Field(default=0, ge=0)
     """Optimizer steps over which the rate rises from 0."""
     decay: float = Field(default=0.0, ge=0, le=1)
-    """Last share of `run.steps` over which the rate falls linearly towards 0. 0: it stays."""
+    """Last share of `run.steps` over which the rate falls linearly towards 0; a resumed run must then keep
+    `run.steps`. 0: it stays."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW."""
     eps: float = Field(default=1e-8, gt=0)

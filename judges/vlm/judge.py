@@ -18,10 +18,10 @@ from judges.vlm.showing import thing_of
 from judges.vlm.templates import Templates
 from mmrubric import preference
 from mmrubric.chat import Usage
-from mmrubric.chat_client import ChatClient, run_all
+from mmrubric.chat_client import ChatClient
 from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
-from mmrubric.judging import JudgeRequest, PairRequest, SyncMixin
+from mmrubric.judging import JudgeRequest, PairRequest, SyncMixin, run_all
 from mmrubric.rubric import Criterion
 from mmrubric.scores import ScoreTable
 from mmrubric.store import Store, canonical_json

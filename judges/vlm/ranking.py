@@ -12,10 +12,9 @@ from judges.vlm.replies import read_rank
 from judges.vlm.scales import reason_of
 from judges.vlm.settings import Settings
 from judges.vlm.showing import Shown, prepare
-from mmrubric.chat_client import run_all
 from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
-from mmrubric.judging import PairRequest
+from mmrubric.judging import PairRequest, run_all
 from mmrubric.preference import both_orders, seeded_rng
 from mmrubric.verdict import FREE, Cost, Failure
 

@@ -15,9 +15,8 @@ from judges.vlm.replies import Batch, read_batch
 from judges.vlm.scales import Judged, codes, judged_answer, judged_shares
 from judges.vlm.settings import Settings
 from judges.vlm.showing import Shown, prepare
-from mmrubric.chat_client import run_all
 from mmrubric.errors import InputError
-from mmrubric.judging import JudgeRequest
+from mmrubric.judging import JudgeRequest, run_all
 from mmrubric.llm_json import BadAnswer
 from mmrubric.rubric import Criterion
 from mmrubric.verdict import Cost, Failure, Verdict

@@ -70,8 +70,8 @@ def _wanted(criterion: Criterion, templates: Templates) -> str:
         wanted = (criterion.expected != "no") == (criterion.weight > 0)
         return templates.fill("label", "wanted" if wanted else "unwanted")
     sign = 1.0 if criterion.weight > 0 else -1.0
-    worth = [(criterion.met_of(answer), answer) for answer in possible(criterion)]
-    best_first = sorted((item for item in worth if item[0] is not None), key=lambda item: -sign * (item[0] or 0.0))
+    worth = [(met, answer) for answer in possible(criterion) if (met := criterion.met_of(answer)) is not None]
+    best_first = sorted(worth, key=lambda item: -sign * item[0])
     names = [criterion.anchors[answer - 1].text if isinstance(answer, int) else answer for _, answer in best_first]
     return f"{templates.fill('label', 'order')} {'; '.join(names)}"
 

@@ -200,7 +200,7 @@ def _graded_kappa(met: Floats, truth: Floats, weights: agreement.Weights) -> Sta
 def _alpha(first: Floats, second: Floats) -> Statistic:
     """Alpha of two raters [N] in [0, 1]; with only two values, nominal and interval alpha are the same."""
     both = np.stack([first, second])
-    return Statistic(agreement.alpha_totals(np.nan_to_num(both), ~np.isnan(both)), agreement.alpha_of)
+    return Statistic(agreement.alpha_totals(both, ~np.isnan(both)), agreement.alpha_of)
 
 
 @dataclass(frozen=True)

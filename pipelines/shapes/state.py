@@ -50,10 +50,10 @@ class Stage:
         """Train `module`; on return it holds the averaged weights."""
         optimizers = self.optimizers(module, self.rate)
         average = {k: v.detach().clone() for k, v in module.state_dict().items()}
-        done = self._load(module, optimizers, average)
+        done, spent = self._load(module, optimizers, average)
         curve = self.folder / f"{self.name}_curve.jsonl"
         losses: list[float] = []
-        began = time.monotonic()
+        began = time.monotonic() - spent
         for step in track(range(done, self.steps), description=f"training {self.name}"):
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
             loss = loss_of(generator)
@@ -75,7 +75,7 @@ class Stage:
                     "seconds": time.monotonic() - began,
                 }
                 losses.clear()
-                self._save(module, optimizers, average, step + 1)
+                self._save(module, optimizers, average, step + 1, row["seconds"])
                 if self.on_save is not None:
                     raw = {k: v.clone() for k, v in module.state_dict().items()}
                     module.load_state_dict(average)
@@ -85,23 +85,24 @@ class Stage:
                     file.write(json.dumps(row) + "\n")
         module.load_state_dict(average)
 
-    def _save(self, module: nn.Module, optimizers: list[Optimizer], average: dict, step: int) -> None:
+    def _save(self, module: nn.Module, optimizers: list[Optimizer], average: dict, step: int, seconds: float) -> None:
         state = {
             "module": module.state_dict(),
             "average": average,
             "optimizers": [o.state_dict() for o in optimizers],
             "step": step,
+            "seconds": seconds,
         }
         temporary = self.path.with_suffix(".tmp")
         torch.save(state, temporary)
         temporary.replace(self.path)
 
-    def _load(self, module: nn.Module, optimizers: list[Optimizer], average: dict) -> int:
+    def _load(self, module: nn.Module, optimizers: list[Optimizer], average: dict) -> tuple[int, float]:
         if not self.path.exists():
-            return 0
+            return 0, 0.0
         state = torch.load(self.path, weights_only=True)
         module.load_state_dict(state["module"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         average.update(state["average"])
-        return state["step"]
+        return state["step"], state["seconds"]

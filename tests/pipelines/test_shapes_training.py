@@ -42,8 +42,9 @@ def test_a_stage_that_was_stopped_ends_with_the_same_weights(tmp_path):
     parts, calls = run(tmp_path / "parts")
     assert calls == 8
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
-    steps = [json.loads(line)["step"] for line in (tmp_path / "parts" / "toy_curve.jsonl").read_text().splitlines()]
-    assert steps == [4, 8, 12]
+    curve = [json.loads(line) for line in (tmp_path / "parts" / "toy_curve.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in curve] == [4, 8, 12]
+    assert curve[0]["seconds"] < curve[1]["seconds"] < curve[2]["seconds"]  # over both parts
 
 
 def test_every_word_of_the_grammar_is_one_token_and_every_prompt_fits():

@@ -144,6 +144,12 @@ def test_benign_settings_may_change(tmp_path: Path) -> None:
     assert differences(CONFIG, {**CONFIG, "run": {"steps": 5, "seed": 1}}) == ["run.seed: 0 -> 1"]
 
 
+def test_the_length_of_the_run_matters_where_the_rate_falls_towards_its_end() -> None:
+    falling = {**CONFIG, "optim": {"lr": 1e-4, "decay": 0.3}}
+    longer = {**falling, "run": {"steps": 50, "seed": 0}}
+    assert differences(falling, longer) == ["run.steps: 5 -> 50"] and fingerprint(falling) != fingerprint(longer)
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_killed_while_writing_loses_no_written_checkpoint(tmp_path: Path) -> None:

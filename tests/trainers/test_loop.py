@@ -75,6 +75,16 @@ def test_every_advantage_combines_with_every_loss(
     assert np.isfinite(metrics["optim/grad_norm"])
 
 
+def test_the_rate_falls_at_the_end_of_the_run(made: dict[str, Any], tmp_path: Path, tiny_model: Path) -> None:
+    config = settings(
+        tmp_path, tiny_model, run__steps=4, optim={"lr": 1e-3, "decay": 0.5}, advantage__name="grpo",
+        rollout__group_size=4, **LOSSES["nft"],
+    )  # fmt: skip
+    with Trainer(config, _parts(made, config)) as trainer:
+        rates = [trainer.step()["optim/lr"] for _ in range(4)]
+    assert rates == pytest.approx([1e-3, 1e-3, 1e-3, 5e-4])  # 4, 3, 2, 1 rollouts left, of the last 2
+
+
 def test_tf05_first_pass_mismatch_is_a_metric(made: dict[str, Any], tmp_path: Path, tiny_model: Path) -> None:
     config = settings(tmp_path, tiny_model, rollout__batch_size=2, optim__batch_size=2, **LOSSES["clip"])
     with Trainer(config, _parts(made, config)) as trainer:

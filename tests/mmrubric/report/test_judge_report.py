@@ -8,7 +8,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +38,7 @@ from mmrubric.report.resample import Statistic, intervals
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.verdict import Cost, Failure, Verdict
 from tests.judges.vlm_stub import judge_of, says
+from tests.mmrubric.report.pages import Page
 from tests.mmrubric.stub_server import Stub, serve
 
 A, B, TIE, FAILED = PairVerdict.WIN_A, PairVerdict.WIN_B, PairVerdict.TIE, PairVerdict.FAILED
@@ -366,35 +366,6 @@ def test_an_interval_without_spread_to_resample_is_unknown():
     assert kappa.mid == pytest.approx(0.5) and math.isnan(kappa.low)
     with pytest.raises(InputError, match="at least 100"):
         intervals({"x": ratio}, np.array([0, 1, 2]), seed=0, resamples=50)
-
-
-VOID = {"meta", "img", "input", "link", "br", "path", "use", "circle"}
-
-
-class Page(HTMLParser):
-    """Collects the text, the links, and whether every element is closed."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.links: list[str] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset") and v]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("script", "style"):
-            self.text += data
 
 
 def test_the_page_is_whole_needs_no_network_and_shows_pictures_before_tables(full: JudgeReport, tmp_path: Path):

@@ -2,7 +2,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -13,39 +12,9 @@ from mmrubric.errors import InputError
 from mmrubric.report import AlignmentReport, Reliability, png_bytes, write_report
 from mmrubric.report.page import duration, points, range_text
 from mmrubric.report.wording import percent
+from tests.mmrubric.report.pages import Page
 
 Build = Callable[..., AlignmentReport]
-VOID = {"meta", "img", "input", "link", "br", "path", "use", "circle"}
-
-
-class Page(HTMLParser):
-    """Collects the text, the pictures, and whether every element is closed."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.images: list[dict[str, str | None]] = []
-        self.links: list[str] = []
-        self.classes: list[str] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.classes += (values.get("class") or "").split()
-        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset") and v]
-        if tag == "img":
-            self.images.append(values)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("script", "style"):
-            self.text += data
 
 
 @pytest.fixture(scope="module")
