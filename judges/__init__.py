@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from judges import calibration, clip, ensemble, ocr, routed, rules, vlm
+from judges import calibration, clip, ensemble, local, ocr, routed, rules, vlm
 from judges.calibration import CalibratedJudge
 from judges.ensemble import EnsembleJudge
 from judges.shapes import ShapesJudge, shapes, shapes_second
@@ -23,6 +23,7 @@ _JUDGES: dict[str, Callable[..., Judge]] = {
     "calibrated": calibration.calibrated,
     "clip": clip.clip,
     "ensemble": ensemble.ensemble,
+    "local": local.local,
     "ocr": ocr.ocr,
     "routed": routed.routed,
     "rules": rules.rules,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 
 from mmrubric.chat import ChatRequest
@@ -26,11 +27,15 @@ def forms(request: ChatRequest) -> tuple[ChatRequest, ...]:
 
 
 class FormatMemory:
-    """The formats that a server has refused. Safe for threads, and for many refusals of the same thing at once."""
+    """The formats that a server has refused. Safe for threads, and for many refusals of the same thing at once.
 
-    def __init__(self) -> None:
+    Args:
+        refused: types that are known from the start not to be taken.
+    """
+
+    def __init__(self, refused: Iterable[str] = ()) -> None:
         self._lock = threading.Lock()
-        self._types: set[str] = set()
+        self._types: set[str] = set(refused)
         self._schemas: set[str] = set()
 
     def apply(self, request: ChatRequest) -> ChatRequest:

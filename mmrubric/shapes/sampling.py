@@ -104,8 +104,8 @@ def changes_of(spec: Spec) -> tuple[str, ...]:
     return ("colour", "shape", "background", *sizes, *relation, *count)
 
 
-def near_miss(spec: Spec, change: str, rng: np.random.Generator) -> Scene:
-    """A random scene that satisfies a prompt but for one changed attribute (of one subject).
+def changed(spec: Spec, change: str, rng: np.random.Generator) -> Spec:
+    """The prompt with one attribute (of one subject) changed at random.
 
     Raises:
         ValueError: the prompt has nothing of that kind to change.
@@ -117,13 +117,13 @@ def near_miss(spec: Spec, change: str, rng: np.random.Generator) -> Scene:
         return str(rng.choice([o for o in options if o != now]))
 
     if change == "background":
-        return scene_for(replace(spec, background=other(BACKGROUNDS, spec.background)), rng)
+        return replace(spec, background=other(BACKGROUNDS, spec.background))
     if change == "word":
-        return scene_for(replace(spec, word=other(WORDS, spec.word)), rng)
+        return replace(spec, word=other(WORDS, spec.word))
     if change == "word_colour":
-        return scene_for(replace(spec, word_colour=other(COLOURS, spec.word_colour)), rng)
+        return replace(spec, word_colour=other(COLOURS, spec.word_colour))
     if change == "relation":
-        return scene_for(replace(spec, relation=other(RELATIONS, spec.relation)), rng)
+        return replace(spec, relation=other(RELATIONS, spec.relation))
     index = int(rng.integers(len(spec.subjects)))
     if change == "size":
         index = int(rng.choice([i for i, s in enumerate(spec.subjects) if s.size]))
@@ -137,5 +137,13 @@ def near_miss(spec: Spec, change: str, rng: np.random.Generator) -> Scene:
     else:
         taken = {s.shape for s in spec.subjects}
         subject = replace(subject, shape=str(rng.choice([s for s in SHAPES if s not in taken])))
-    subjects = (*spec.subjects[:index], subject, *spec.subjects[index + 1 :])
-    return scene_for(replace(spec, subjects=subjects), rng)
+    return replace(spec, subjects=(*spec.subjects[:index], subject, *spec.subjects[index + 1 :]))
+
+
+def near_miss(spec: Spec, change: str, rng: np.random.Generator) -> Scene:
+    """A random scene that satisfies a prompt but for one changed attribute (of one subject).
+
+    Raises:
+        ValueError: the prompt has nothing of that kind to change.
+    """
+    return scene_for(changed(spec, change, rng), rng)

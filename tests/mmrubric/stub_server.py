@@ -71,6 +71,8 @@ class Stub:
         self.in_flight = self.most_in_flight = 0
         self.lock = threading.Lock()
         self.base_url = ""
+        self.models = ["m"]
+        """What the server says that it serves."""
 
     def next(self, body: dict[str, Any], headers: dict[str, str]) -> Answer:
         with self.lock:
@@ -113,6 +115,16 @@ def serve(stub: Stub) -> Iterator[Stub]:
             except (BrokenPipeError, ConnectionResetError):
                 # The client gave up waiting, which is what a timeout test wants.
                 self.close_connection = True
+
+        def do_GET(self) -> None:
+            data = json.dumps(
+                {"object": "list", "data": [{"id": id, "object": "model"} for id in stub.models]}
+            ).encode()
+            self.send_response(200 if self.path.endswith("/models") else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
