@@ -19,7 +19,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmrubric.chat import ChatReply, ChatRequest, ImagePart, Message, Token, Usage
+from mmrubric.chat import ChatReply, ChatRequest, ImagePart, Message, TextPart, Token, Usage
 from mmrubric.chat_client import Call, ChatClient
 from mmrubric.chat_errors import CallFailed
 from mmrubric.chat_format import FormatMemory
@@ -74,6 +74,8 @@ class LocalLLM(ChatClient):
 
     async def _answer(self, call: Call) -> ChatReply:
         call.sent = self.formats.apply(call.request)
+        if not self._model.sees and any(isinstance(p, ImagePart) for m in call.sent.messages for p in m.parts):
+            raise CallFailed(Failure.bad_image, f"{self.model} reads no pictures", retry=False)
         job = _Job(call.sent)
         with self._lock:
             self._waiting.append(job)
@@ -113,7 +115,7 @@ class _Model:
     """The weights, and how a batch of requests goes through them."""
 
     def __init__(self, model: Any, processor: Any, sees: bool) -> None:
-        self._model, self._processor, self._sees = model, processor, sees
+        self._model, self._processor, self.sees = model, processor, sees
         self._tokenizer = processor.tokenizer if sees else processor
         self._tokenizer.padding_side = "left"
         if self._tokenizer.pad_token_id is None:
@@ -124,11 +126,12 @@ class _Model:
     def load(cls, folder: Path, device: str | None, dtype: str | None) -> _Model:
         import torch
         import transformers
+        from safetensors import SafetensorError
 
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         kind = getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"), None)
-        if not isinstance(kind, torch.dtype):
+        if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
             raise InputError(f"local model: dtype {dtype!r} is none of torch's, such as float32 or bfloat16")
         try:
             config = transformers.AutoConfig.from_pretrained(folder)
@@ -138,7 +141,7 @@ class _Model:
             model = model.to(device).eval().requires_grad_(False)
             reader = transformers.AutoProcessor if sees else transformers.AutoTokenizer
             processor: Any = reader.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise InputError(f"local model: {folder} cannot be loaded by transformers: {error}") from error
         if not processor.chat_template:
             raise InputError(f"local model: {folder} has no chat template; add chat_template.jinja to it")
@@ -183,12 +186,10 @@ class _Model:
         return self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
 
     def _message(self, message: Message) -> dict[str, Any]:
-        if not self._sees:
-            if any(isinstance(part, ImagePart) for part in message.parts):
-                raise CallFailed(Failure.bad_image, "the model reads no pictures", retry=False)
+        if not self.sees:
             return {
                 "role": message.role,
-                "content": "\n".join(p.text for p in message.parts if not isinstance(p, ImagePart)),
+                "content": "\n".join(p.text for p in message.parts if isinstance(p, TextPart)),
             }
         parts = [
             {"type": "image"} if isinstance(p, ImagePart) else {"type": "text", "text": p.text} for p in message.parts
@@ -199,7 +200,7 @@ class _Model:
         """The requests as left-padded tensors."""
         texts = [self._prompt(request) for request in requests]
         options: dict[str, Any] = {"add_special_tokens": False, "return_tensors": "pt", "padding": True}
-        if not self._sees:
+        if not self.sees:
             return self._tokenizer(texts, **options)
         pictures = [[_decoded(p) for m in r.messages for p in m.parts if isinstance(p, ImagePart)] for r in requests]
         given = {"images": pictures} if any(pictures) else {}

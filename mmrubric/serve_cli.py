@@ -65,4 +65,8 @@ def serve_judge_command(
         urls = ",".join(options.urls)
         hint = f"Judge with: mmrubric judge --images DIR --rubric FILE --judge {urls}\nCtrl-C stops the servers."
         yield {"model": options.name, "base_url": options.urls, "logs": str(logs)}, hint
-        running.watch()
+        try:
+            running.watch()
+        except KeyboardInterrupt:
+            # The way to end it.
+            return

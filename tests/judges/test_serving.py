@@ -96,7 +96,7 @@ def test_replicas_on_a_cpu_share_its_cores():
 
 
 def test_bad_input_is_named_before_anything_starts(tmp_path: Path):
-    with pytest.raises(InputError, match="no vLLM. Install"):
+    with pytest.raises(InputError, match=r"no vLLM\. Install"):
         Build.find(sys.executable)
     with pytest.raises(InputError, match="/no/python cannot be run"):
         Build.find("/no/python")
@@ -154,27 +154,33 @@ def test_a_dead_server_is_started_again_and_all_are_stopped_with_their_children(
 def test_a_server_that_ends_before_it_is_ready_shows_its_log(tmp_path: Path):
     broken = replica(tmp_path, "raise SystemExit('no such model: x')")
     fine = replica(tmp_path, name="fine")
-    with pytest.raises(RunError, match=r"ended before it was ready(.|\n)*no such model: x"):
-        with Servers([fine, broken], 30, 5, print) as running:
-            pid = fine.process.pid if fine.process else 0
-            running.wait()
+    with (
+        pytest.raises(RunError, match=r"ended before it was ready(.|\n)*no such model: x"),
+        Servers([fine, broken], 30, 5, print) as running,
+    ):
+        pid = fine.process.pid if fine.process else 0
+        running.wait()
     assert gone(pid), "the other server is stopped as well"
 
 
 @pytest.mark.processes
 def test_a_server_that_is_never_ready_ends_the_wait(tmp_path: Path):
     silent = replica(tmp_path, "import time; print('loading', flush=True); time.sleep(600)")
-    with pytest.raises(RunError, match=r"was not ready within 2 s(.|\n)*loading"):
-        with Servers([silent], 2, 5, print) as running:
-            running.wait()
+    with (
+        pytest.raises(RunError, match=r"was not ready within 2 s(.|\n)*loading"),
+        Servers([silent], 2, 5, print) as running,
+    ):
+        running.wait()
 
 
 @pytest.mark.processes
 def test_a_server_that_keeps_dying_ends_everything(tmp_path: Path):
     broken = replica(tmp_path, "raise SystemExit('out of memory')")
-    with pytest.raises(RunError, match=r"died 2 times in a row(.|\n)*out of memory"):
-        with Servers([broken], 30, 1, lambda line: None) as running:
-            running.watch(every=0.05)
+    with (
+        pytest.raises(RunError, match=r"died 2 times in a row(.|\n)*out of memory"),
+        Servers([broken], 30, 1, lambda line: None) as running,
+    ):
+        running.watch(every=0.05)
 
 
 @pytest.mark.processes

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from mmrubric import aggregate
+from mmrubric.bootstrap import Interval, paired_bootstrap
 from mmrubric.errors import InputError, RunError
 from mmrubric.judging import JudgeRequest
 from mmrubric.record_reader import RecordReader
@@ -319,7 +320,9 @@ def test_prompt_longer_than_the_encoder_takes_is_named(tmp_path: Path, tiny_mode
 def test_it_learns_what_the_judge_pays_for_and_nothing_when_rewards_are_permuted(
     made: dict[str, Any], tmp_path: Path, tiny_model: Path
 ) -> None:
-    gains: dict[bool, list[float]] = {False: [], True: []}
+    """Held-out prompts before and after. The runs are what is resampled: within one run all prompts drift together, so
+    that an interval over prompts alone is above 0 for many a run that learned nothing."""
+    values: dict[bool, list[list[np.ndarray]]] = {False: [], True: []}
     for seed in range(3):
         for permute in (False, True):
             config = settings(
@@ -327,8 +330,19 @@ def test_it_learns_what_the_judge_pays_for_and_nothing_when_rewards_are_permuted
                 data__prompts_per_step=4, rollout__group_size=8, rollout__sampler=SDE,
                 loss={"name": "clip", "options": {"clip": 0.01}}, advantage__name="grpo",
                 advantage__permute_within_groups=permute, optim={"lr": 3e-3, "batch_size": 96},
+                eval={"prompts": "shapes:heldout", "limit": 16, "every": 100, "allow_same_judge": True},
             )  # fmt: skip
             with Trainer(config, _parts(made, config)) as trainer:
-                rewards = [trainer.step()["reward/mean"] for _ in range(15)]
-            gains[permute].append(float(np.mean(rewards[-3:]) - np.mean(rewards[:3])))
-    assert min(gains[False]) > 0.012 and max(np.abs(gains[True])) < min(gains[False]), gains
+                before = trainer.evaluate()
+                trainer.run()
+                after = trainer.evaluate()
+            values[permute].append([np.array([t.met.mean() for t in r.tables]) for r in (before, after)])
+    true, control = (_gain(values[permute]) for permute in (False, True))
+    assert true.low > 0 and not control.low > 0, (true, control)
+    assert true.low > control.high, (true, control)
+
+
+def _gain(runs: list[list[np.ndarray]]) -> Interval:
+    """95 % interval of the gain over runs, each with its prompts."""
+    before, after = (np.stack(side) for side in zip(*runs, strict=True))
+    return paired_bootstrap(before, after, seed=0)
