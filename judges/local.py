@@ -48,7 +48,7 @@ def local(
         read: logprob (probability of a one-token answer) or json (a written answer, which nothing constrains here).
         prompts: prompt set or file; None = vlm_v1, and shapes_v1 for the model 'shapes'.
         batch_size: questions that go through the model together.
-        device: cpu, cuda, cuda:1, ...; None = the GPU if there is one.
+        device: cpu, cuda, cuda:1, ...; None = this rank's GPU if there is one.
         dtype: float32, bfloat16, ...; None = float32 on a CPU, else bfloat16.
         mode, store, exemplars, off_mass, position, seed, repeat, temperature, max_tokens, re_asks, any_verifier,
             max_side, min_side: as for judge 'vlm'.

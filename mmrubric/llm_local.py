@@ -10,8 +10,9 @@ import asyncio
 import base64
 import hashlib
 import io
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +46,7 @@ class LocalLLM(ChatClient):
     Args:
         folder: directory of the model and its tokenizer or processor, with a chat template.
         batch_size: calls in one batch at most.
-        device: cpu, cuda, cuda:1, ...; None = the GPU if there is one.
+        device: cpu, cuda, cuda:1, ...; None = this rank's GPU if there is one.
         dtype: name of a torch dtype; None = float32 on a CPU, bfloat16 elsewhere.
 
     Raises:
@@ -128,8 +129,7 @@ class _Model:
         import transformers
         from safetensors import SafetensorError
 
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = device or default_device(torch.cuda.is_available(), os.environ)
         kind = getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"), None)
         if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
             raise InputError(f"local model: dtype {dtype!r} is none of torch's, such as float32 or bfloat16")
@@ -254,6 +254,11 @@ class _Sampling:
         noise = [torch.empty(scores.shape[-1]).exponential_(generator=g).log() for g in self._generators]
         scale = torch.tensor(self._temperatures, device=scores.device)[:, None]
         return scores / scale - torch.stack(noise).to(scores.device)
+
+
+def default_device(gpu: bool, environment: Mapping[str, str]) -> str:
+    """The GPU of this rank, where there is one: on the first GPU the judges of all ranks would meet."""
+    return f"cuda:{environment.get('LOCAL_RANK', 0)}" if gpu else "cpu"
 
 
 def _too_long(longest: int | None) -> CallFailed:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import judges
 from mmrubric.chat import ChatRequest, ImagePart, Message
 from mmrubric.errors import InputError
-from mmrubric.llm_local import LocalLLM
+from mmrubric.llm_local import LocalLLM, default_device
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.verdict import Failure
 from trainers.shapes_vlm.model import CHAT_TEMPLATE, build_model, build_processor, build_tokenizer, save
@@ -147,6 +147,11 @@ def test_equal_files_are_equal_models(reads: Path, tmp_path: Path):
     weights.model.norm.weight.data[0] += 1
     weights.save_pretrained(copy)
     assert LocalLLM(copy).sent(ask("red")) != first.sent(ask("red"))
+
+
+def test_tf41_each_rank_has_its_judge_on_its_own_gpu():
+    assert [default_device(True, {"LOCAL_RANK": str(k)}) for k in range(2)] == ["cuda:0", "cuda:1"]
+    assert default_device(True, {}) == "cuda:0" and default_device(False, {"LOCAL_RANK": "1"}) == "cpu"
 
 
 def test_bad_folders_are_named(reads: Path, tmp_path: Path):

@@ -22,12 +22,16 @@ from tests.trainers.toys import RedJudge, settings
 from trainers import parts
 from trainers.loop import Trainer
 
-STEPS = 15
+STEPS = 12
 
 
-def redness(body: dict[str, Any]) -> float:
-    """How much more red than blue the picture of a chat request is, in [-1, 1]."""
-    content = body["messages"][-1]["content"]
+def asked(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of the question; a second chance has further turns behind it."""
+    return next(m["content"] for m in body["messages"] if isinstance(m["content"], list))
+
+
+def redness(content: list[dict[str, Any]]) -> float:
+    """How much more red than blue the picture of a question is, in [-1, 1]."""
     url = next(part["image_url"]["url"] for part in content if part["type"] == "image_url")
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))), float) / 255
     return float((pixels[..., 0] - pixels[..., 2]).mean())
@@ -51,9 +55,9 @@ class Unreliable:
                 replace(completion("late"), delay=1.5),
             )[self.failures % 6]
         # Each criterion has a threshold of its own, so that more redness meets more of them.
-        text = body["messages"][-1]["content"][-1]["text"]
+        text = asked(body)[-1]["text"]
         threshold = (sum(text.encode()) % 21 - 10) / 100
-        return completion(json.dumps({"reason": "", "met": "yes" if redness(body) > threshold else "no"}))
+        return completion(json.dumps({"reason": "", "met": "yes" if redness(asked(body)) > threshold else "no"}))
 
 
 @pytest.mark.slow
@@ -75,7 +79,10 @@ def test_rpo_improves_though_30_percent_of_the_answers_fail(tmp_path: Path, tiny
     gain = np.array([a.met.mean() - b.met.mean() for a, b in zip(after.tables, before.tables, strict=True)])
     assert gain.min() > 0, "by the judge of closed form, which never fails"
     rows = [
-        v for g in RecordReader(config.run.directory / "record.jsonl").groups("train") for s in g.verdicts for v in s
+        v
+        for g in RecordReader(config.run.directory / "record.jsonl").groups("train")
+        for r in g.rows
+        for v in r.verdicts
     ]
     unknown = [v for v in rows if v.met is None]
     assert 0 < len(unknown) / len(rows) < 0.2 and all(v.failure is not None for v in unknown)

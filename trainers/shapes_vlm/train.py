@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,14 +24,14 @@ from trainers.shapes_vlm.model import IMAGE, build_model, build_processor, build
 from trainers.shapes_vlm.packing import Forward, pack, to_model
 from trainers.shapes_vlm.patches import CENTRES, PALETTE, centre_labels, colour_labels
 from trainers.shapes_vlm.pictures import Picture, smudged
-from trainers.shapes_vlm.questions import draw_pair, questions, rank
+from trainers.shapes_vlm.questions import TEMPLATES, draw_pair, questions, rank
 
 BANK_PAIRS, BANK_STEPS = 512, 128
 """Pairs of pictures drawn at a time, and the steps that use them (four times each at 32 pictures a step)."""
 VISION_BATCH, VISION_BANK_STEPS = 64, 64
 WRITTEN_SHARE = 0.1
 """Share of the batches whose answers are JSON."""
-RANKING_SHARE = 0.25
+RANKING_SHARE = 0.05
 """Share of the batches that rank, from the time on when single questions are learned."""
 RANKING_FROM = 0.4
 """That time, as a share of the steps."""
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/shapes-vlm"))
     parser.add_argument("--out", type=Path, help="where the finished model goes; default FOLDER/model")
     parser.add_argument("--vision-steps", type=int, default=500, help="steps on patch labels alone")
-    parser.add_argument("--steps", type=int, default=2_400, help="steps on questions")
+    parser.add_argument("--steps", type=int, default=2_300, help="steps on questions")
     parser.add_argument("--batch", type=int, default=32, help="pictures of a step")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=2)
@@ -83,10 +84,14 @@ def main() -> None:
 
     stage("vision", options.vision_steps, VISION_BATCH).run(learner, vision_loss)
     last = stage(
-        "vlm", options.steps, options.batch, decay_share=0.45, on_save=lambda _: export(learner, processor, out)
+        "vlm",
+        options.steps,
+        options.batch,
+        decay_share=0.45,
+        on_save=lambda step: export(learner, processor, out, step),
     )
     last.run(learner, loss)
-    export(learner, processor, out)
+    export(learner, processor, out, options.steps)
     print(f"model: {out}")
 
 
@@ -142,12 +147,13 @@ class Bank:
         return learner(batch, (self.centres[indices], self.colours[indices]))
 
 
-def export(learner: Forward, processor: Idefics3Processor, out: Path) -> None:
+def export(learner: Forward, processor: Idefics3Processor, out: Path, steps: int) -> None:
     """Write the model with float16 weights, in place of what is there."""
     temporary = out.with_name(out.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     save(learner.model, processor, temporary)
     half(temporary)
+    (temporary / "training.json").write_text(json.dumps({"prompts": TEMPLATES.hash, "steps": steps}) + "\n")
     shutil.rmtree(out, ignore_errors=True)
     temporary.replace(out)
 
