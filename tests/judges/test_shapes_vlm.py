@@ -52,5 +52,5 @@ def test_it_is_small() -> None:
 
 
 FLOORS = {"attribute": 0.92, "count": 0.89, "object": 0.92, "realism": 0.89, "relation": 0.65, "text": 0.7}
-"""Least share of right answers by criterion kind: 3 points or more below what 400 scenes gave. The aim is 0.95 for every
+"""Least share of right answers by criterion kind: 3 points or more below what 400 scenes gave. The aim is 0.95 for each
 kind; relation and text are far from it, and few scenes have them."""
