@@ -67,7 +67,7 @@ def intervals(
         index = rng.integers(0, count, size=(size, count)) + count * np.arange(size)[:, None]
         weights = np.bincount(index.ravel(), minlength=size * count).reshape(size, count).astype(np.float64)
         for name, statistic in statistics.items():
-            draws[name].append(statistic.formula(np.tensordot(weights, sums[name], axes=1)))
+            draws[name].append(statistic.formula(np.tensordot(weights, sums[name], axes=1).astype(np.float64)))
     return {
         name: _interval(
             float(statistic.formula(sums[name].sum(axis=0))), sums[name], np.concatenate(draws[name] or [[]]), level
