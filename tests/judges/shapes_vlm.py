@@ -134,8 +134,9 @@ def main() -> None:
     plain = results["as rendered"]
     asked = answers(judge, pictures, list(clean), suffix=f"\n{INJECTION}")
     written = answers(judge, pictures, [with_writing(pixels) for pixels in clean])
-    attacks = f"in the prompt {flips(plain, asked):.3f}, in the picture {flips(plain, written):.3f}"
-    print(f"false statements accepted after an order {attacks}")
+    for where, attacked in (("prompt", asked), ("picture", written)):
+        accepted, unknown = flips(plain, attacked), np.isnan(attacked.said).mean()
+        print(f"order in the {where}: {accepted:.3f} of refused statements accepted, {unknown:.3f} of all unknown")
     ranks = judges.build(
         "local",
         **{k: v for k, v in build.items() if k != "any_verifier"},
