@@ -15,6 +15,7 @@ from mmrubric.verdict import Verdict
 
 CHUNK = 64
 """Pictures judged, and then stored, at a time."""
+_SEE_ALL = "--max-failure-share 1 shows what was answered; --store keeps it for the next run."
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 
 
@@ -85,7 +86,8 @@ def judge_pictures(
             failed += counts[key] * sum(verdict.failure is not None for verdict in verdicts)
         advance(sum(counts[key] for key in chunk))
         if failed > limit:
-            raise RunError(_too_many(failed, max_failure_share, [v for row in known.values() for v in row]))
+            verdicts = [verdict for row in known.values() for verdict in row]
+            raise RunError(_too_many(failed, max_failure_share, verdicts, store is not None))
     return [known[key] for key in keys]
 
 
@@ -98,10 +100,11 @@ def _key(judge: Judge, rubric: Rubric, path: Path) -> str:
     return request_key(["picture", judge.id, rubric.hash, content])
 
 
-def _too_many(failed: int, limit: float, verdicts: Sequence[Verdict]) -> str:
+def _too_many(failed: int, limit: float, verdicts: Sequence[Verdict], kept: bool) -> str:
     first = next(verdict for verdict in verdicts if verdict.failure is not None)
     assert first.failure is not None
     return (
         f"the judge failed on {failed} verdicts, more than max_failure_share={limit:g} of all allows; the first was "
-        f"{first.failure.value}: {first.reason}. What was answered is kept: see to the judge and run this again."
+        f"{first.failure.value}: {first.reason}. "
+        + ("What was answered is kept: see to the judge and run this again." if kept else _SEE_ALL)
     )

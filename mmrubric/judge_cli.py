@@ -92,6 +92,8 @@ def build_judge(name: str, options: dict[str, Any]) -> Judge:
         return judges.build(name, **options)
     from mmrubric.llm import only_model
 
+    if "base_url" in options:
+        raise InputError("--judge-option base_url: --judge already gives the address; several go there with commas")
     urls = [url.strip() for url in name.split(",") if url.strip()]
     known = {"model": only_model(urls[0])} if "model" not in options else {}
     return judges.build("vlm", base_url=urls, **known, **options)

@@ -167,7 +167,20 @@ def test_the_command_stops_when_the_server_fails_too_often(tmp_path: Path):
             "--store", tmp_path / "s.sqlite",
         )  # fmt: skip
     assert result.exit_code == 1
-    assert "max_failure_share=0.05" in result.stderr and "unparsable" in result.stderr
+    assert "max_failure_share=0.05" in result.stderr and "unparsable" in result.stderr and "is kept" in result.stderr
+
+
+def test_without_a_store_nothing_is_said_to_be_kept(tmp_path: Path):
+    with pytest.raises(RunError, match="--max-failure-share 1 shows what was answered"):
+        judge_pictures(Counting(fails=1), RUBRIC, pictures(tmp_path / "a", 1), max_failure_share=0.05)
+
+
+def test_the_address_is_given_once(tmp_path: Path):
+    path = pictures(tmp_path / "a", 1)[0]
+    RUBRIC.save(tmp_path / "r.yaml")
+    words = ["judge", path, "--rubric", tmp_path / "r.yaml", "--judge", "http://127.0.0.1:1/v1"]
+    result = call(*words, "--judge-option", "base_url=http://other/v1")
+    assert result.exit_code == 2 and "--judge already gives the address" in result.stderr
 
 
 @pytest.mark.slow
