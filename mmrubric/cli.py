@@ -188,7 +188,9 @@ def judge(
     if images and store is None:
         store = Path("runs/judge/verdicts.sqlite")
     made = rubric_of(prompt, rubric, generator, option)
-    result = judged(paths, made, judge, judge_option, aggregate, aggregate_option, store, max_failure_share)
+    result = judged(
+        paths, made, judge, judge_option, aggregate, aggregate_option, store, max_failure_share, pictures or []
+    )
     if out is not None:
         write_rows(result, out)
     _output.get().show(result.as_json(), *result.tables(reasons), *([f"Written to {out}"] if out is not None else []))
@@ -220,6 +222,7 @@ def compare(
         judge_option,
         "weighted",
         [f"dependencies={dependencies}"],
+        named=[a, b],
     )
     verdict = preference.compare(pictures.table, 0, 1, margin=margin, dependencies=dependencies)
     result = Compared(pictures, verdict)

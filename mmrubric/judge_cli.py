@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mmrubric.report.console import JudgedPictures
     from mmrubric.rubric import Rubric
 
-_CHECKED_FIRST = 16
-"""So few pictures are all opened before the judge is built; of a folder each is opened when its turn comes."""
+_NO_BAR = 16
+"""So few pictures need no progress bar."""
 
 PromptOption = Annotated[str | None, typer.Option("--prompt", "-p", help="Write the checklist for this prompt.")]
 RubricFile = Annotated[Path | None, typer.Option("--rubric", "-r", help="A checklist file (.yaml or .json).")]
@@ -108,8 +108,13 @@ def judged(
     aggregate_options: list[str] | None,
     store: Path | None = None,
     max_failure_share: float = 1.0,
+    named: Sequence[Path] = (),
 ) -> JudgedPictures:
-    """Judge pictures by one rubric; what a person typed is checked before the judge is built."""
+    """Judge pictures by one rubric; what a person typed is checked before the judge is built.
+
+    `named` are the pictures that were named one by one: a bad one is bad input. A bad one in a folder is a failure of
+    its own, and the others are judged.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -122,9 +127,8 @@ def judged(
 
     scorer = aggregators.build(aggregate, **options_of(aggregate_options, "--aggregate-option"))
     scorer.check(rubric)
-    if len(images) <= _CHECKED_FIRST:
-        for path in images:
-            normalize(path)
+    for path in named:
+        normalize(path)
     options = options_of(judge_options, "--judge-option")
     kept = None
     if store is not None:
@@ -132,7 +136,7 @@ def judged(
         kept = Store(store)
     reader = build_judge(judge, options)
     columns = (TextColumn("judging"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=len(images) <= _CHECKED_FIRST) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=len(images) <= _NO_BAR) as bar:
         task = bar.add_task("judging", total=len(images))
         rows = judge_pictures(
             reader, rubric, list(images), kept, max_failure_share, lambda count: bar.advance(task, count)

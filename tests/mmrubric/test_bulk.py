@@ -175,6 +175,21 @@ def test_without_a_store_nothing_is_said_to_be_kept(tmp_path: Path):
         judge_pictures(Counting(fails=1), RUBRIC, pictures(tmp_path / "a", 1), max_failure_share=0.05)
 
 
+def test_a_broken_picture_is_bad_input_by_name_and_a_failure_in_a_folder(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    for name in ("0.png", "1.png"):
+        Image.new("RGB", (64, 64), "red" if name == "1.png" else "white").save(tmp_path / "a" / name)
+    (tmp_path / "a" / "broken.png").write_bytes(b"broken")
+    call("rubric", "two red circles on a white background", "--out", tmp_path / "r.yaml")
+    named = call("judge", tmp_path / "a" / "broken.png", "--rubric", tmp_path / "r.yaml")
+    assert named.exit_code == 2 and "broken.png" in named.stderr
+    words = ["judge", "--images", tmp_path / "a", "--rubric", tmp_path / "r.yaml", "--store", tmp_path / "s.sqlite"]
+    stopped = call(*words)
+    assert stopped.exit_code == 1 and "bad_image" in stopped.stderr and "broken.png" in stopped.stderr
+    rows = json.loads(call(*words, "--max-failure-share", "0.5", "--json").stdout)["images"]
+    assert rows[2]["verdicts"][0]["failure"] == "bad_image" and rows[2]["score"] is None, "unknown, not zero"
+
+
 def test_the_address_is_given_once(tmp_path: Path):
     path = pictures(tmp_path / "a", 1)[0]
     RUBRIC.save(tmp_path / "r.yaml")
