@@ -6,7 +6,7 @@ The texts come from the code that asks real judges, so that the model sees in tr
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,13 +17,13 @@ from mmrubric.chat import ImagePart
 from mmrubric.generators.shapes import criteria_of
 from mmrubric.rubric import Criterion
 from mmrubric.shapes.checks import Seen, holds
-from mmrubric.shapes.grammar import Spec
+from mmrubric.shapes.grammar import RELATIONS, Spec
 from mmrubric.shapes.sampling import changed, changes_of
 from trainers.shapes_vlm.model import ASSISTANT, END, IMAGE, USER
 from trainers.shapes_vlm.pictures import Picture, draw_picture, draw_spec
 
 QUESTIONS = 8
-"""Questions about one picture."""
+"""Questions about one picture, besides those on relations."""
 TIE_SHARE = 0.1
 TEMPLATES = Templates.load("shapes_v1")
 _PICTURE = ImagePart("", "")
@@ -65,7 +65,20 @@ def choose_criteria(spec: Spec, seen: Seen, rng: np.random.Generator) -> list[tu
     false = [i for i in order if not truths[i]][: QUESTIONS // 2]
     true = [i for i in order if truths[i]][: QUESTIONS - len(false)]
     more = [i for i in order if not truths[i]][len(false) : QUESTIONS - len(true)]
-    return [(pool[i], truths[i]) for i in (*false, *true, *more)]
+    return [(pool[i], truths[i]) for i in (*false, *true, *more)] + _relations(spec, seen, rng)
+
+
+def _relations(spec: Spec, seen: Seen, rng: np.random.Generator) -> list[tuple[Criterion, bool]]:
+    """One true and one false relation of the two shapes of a prompt, whatever it says of them: a prompt has one
+    criterion of this kind at most, and it is the hardest to learn."""
+    if len(spec.subjects) != 2:
+        return []
+    orders = (spec.subjects, spec.subjects[::-1])
+    specs = [replace(spec, subjects=order, relation=relation) for order in orders for relation in RELATIONS]
+    asked = [next(c for c in criteria_of(each) if c.id == "relation") for each in specs]
+    truths = np.array([bool(holds(criterion.arguments, seen)) for criterion in asked])
+    chosen = [int(rng.choice(rows)) for rows in (np.flatnonzero(truths), np.flatnonzero(~truths)) if len(rows)]
+    return [(asked[i], bool(truths[i])) for i in chosen]
 
 
 def questions(picture: Picture, written: bool, rng: np.random.Generator) -> list[Conversation]:
@@ -76,7 +89,11 @@ def questions(picture: Picture, written: bool, rng: np.random.Generator) -> list
 
 def share_met(spec: Spec, seen: Seen) -> float:
     """Share of the criteria of a prompt that hold, in [0, 1]."""
-    return float(np.mean([bool(holds(criterion.arguments, seen)) for criterion in criteria_of(spec)]))
+    return float(np.mean(_met(spec, seen)))
+
+
+def _met(spec: Spec, seen: Seen) -> list[bool]:
+    return [bool(holds(criterion.arguments, seen)) for criterion in criteria_of(spec)]
 
 
 def draw_pair(split: str, rng: np.random.Generator) -> tuple[Picture, Picture]:
@@ -90,10 +107,16 @@ def draw_pair(split: str, rng: np.random.Generator) -> tuple[Picture, Picture]:
 
 
 def rank(pair: tuple[Picture, Picture]) -> Conversation:
-    """The question which of two pictures meets more criteria of their prompt, with its answer."""
-    spec = pair[0].spec
-    first, second = (share_met(spec, picture.seen) for picture in pair)
-    order = [1, 1] if first == second else [1, 2] if first > second else [2, 1]
-    text = rank_question(criteria_of(spec), "image", TEMPLATES)
+    """The question which of two pictures meets more criteria of their prompt, with its answer.
+
+    The reason says of each criterion whether it holds in the first picture and in the second: the rank alone teaches a
+    tiny model nothing.
+    """
+    spec, criteria = pair[0].spec, criteria_of(pair[0].spec)
+    first, second = (_met(spec, picture.seen) for picture in pair)
+    order = [1, 1] if sum(first) == sum(second) else [1, 2] if sum(first) > sum(second) else [2, 1]
+    words = {True: "yes", False: "no"}
+    reason = " ".join(f"{c.text} {words[a]}/{words[b]}" for c, a, b in zip(criteria, first, second, strict=True))
+    text = rank_question(criteria, "image", TEMPLATES)
     shown = Shown("image", (_PICTURE, _PICTURE), spec.text)
-    return _chat(shown, text, json.dumps({"reason": "", "rank": order}))
+    return _chat(shown, text, json.dumps({"reason": reason, "rank": order}))

@@ -31,7 +31,7 @@ BANK_PAIRS, BANK_STEPS = 512, 128
 VISION_BATCH, VISION_BANK_STEPS = 64, 64
 WRITTEN_SHARE = 0.1
 """Share of the batches whose answers are JSON."""
-RANKING_SHARE = 0.05
+RANKING_SHARE = 0.12
 """Share of the batches that rank, from the time on when single questions are learned."""
 RANKING_FROM = 0.4
 """That time, as a share of the steps."""
@@ -52,7 +52,7 @@ def main() -> None:
     torch.manual_seed(0)
     options.folder.mkdir(parents=True, exist_ok=True)
 
-    processor = build_processor(build_tokenizer(corpus()))
+    processor = processor_in(options.folder / "processor")
     learner = Forward(build_model(processor.tokenizer), (len(CENTRES), len(PALETTE)))
     vae = load_vae(SHAPES / "vae").eval().requires_grad_(False)
     out = options.out or options.folder / "model"
@@ -93,6 +93,13 @@ def main() -> None:
     last.run(learner, loss)
     export(learner, processor, out, options.steps)
     print(f"model: {out}")
+
+
+def processor_in(folder: Path) -> Idefics3Processor:
+    """The processor of a run. It is built once: weights know the tokens that they were trained with."""
+    if not folder.exists():
+        build_processor(build_tokenizer(corpus())).save_pretrained(folder)
+    return Idefics3Processor.from_pretrained(folder)
 
 
 def corpus(count: int = 400) -> list[str]:
