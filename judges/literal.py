@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections import Counter
 
-# Straight quotes must open after a blank or bracket and close before none of a word, so that apostrophes and
-# inch marks (5") are not taken for quotes.
-_QUOTES = re.compile(
-    r"“([^“”]+)”|„([^„“”]+)[“”]|«([^«»]+)»|「([^「」]+)」|『([^『』]+)』"
-    r"|‘(\S(?:[^‘]*?\S)?)’(?!\w)"
-    r"|(?<![^\s(\[{])\"(\S(?:[^\"]*?\S)?)\"(?!\w)"
-    r"|(?<![^\s(\[{])'(\S(?:.*?\S)?)'(?!\w)"
-)
 _PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "‐": "-", "−": "-"})
-
-
-def quoted(text: str) -> list[str]:
-    """The literal strings that a text puts in quotes, each once, in order."""
-    found = (next(group for group in match.groups() if group) for match in _QUOTES.finditer(text))
-    return list(dict.fromkeys(literal.strip() for literal in found if literal.strip()))
 
 
 def normalized(text: str, case_sensitive: bool = False) -> str:

@@ -22,13 +22,14 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
-from judges.literal import contains, edit_similarity, normalized, quoted, word_accuracy
+from judges.literal import contains, edit_similarity, normalized, word_accuracy
 from judges.pictures import Answer, Arguments, ThreadedJudge, foreign, parse
 from mmrubric import images
 from mmrubric.checks import number, one_of
 from mmrubric.errors import InputError
 from mmrubric.judging import JudgeRequest
 from mmrubric.rubric import Criterion, Rubric
+from mmrubric.similar import quoted
 from mmrubric.store import Store, request_key
 from mmrubric.verdict import Failure
 

@@ -1,4 +1,4 @@
-"""The command line: `mmrubric rubric | judge | compare | quickstart | report`.
+"""The command line: `mmrubric rubric | judge | compare | quickstart | report | ...`.
 
 The composition root: other packages are imported inside the commands, so that `--help` is quick and a
 command needs only what it uses. Every command takes `--json` and then prints one JSON object to standard
@@ -7,22 +7,16 @@ output; logs and progress always go to standard error. Exit codes: 0 done, 1 the
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import logging
 import os
 import sys
-import traceback
-from collections.abc import Callable
-from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.logging import RichHandler
 
+from mmrubric.cli_output import BAD_INPUT, Json, command, has_begun, output
 from mmrubric.errors import InputError
 from mmrubric.judge_cli import (
     Aggregate,
@@ -33,24 +27,23 @@ from mmrubric.judge_cli import (
     JudgeOptions,
     PromptOption,
     RubricFile,
-    generate,
     judged,
     options_of,
     rubric_of,
     write_rows,
 )
 from mmrubric.report.judge_report_cli import EPILOG, judge_report_command
+from mmrubric.report.rubric_report_cli import EPILOG as RUBRIC_EPILOG
+from mmrubric.report.rubric_report_cli import rubric_report_command
+from mmrubric.rubric_cli import PROMPT, rubric_app
 from mmrubric.serve_cli import EPILOG as SERVE_EPILOG
 from mmrubric.serve_cli import serve_judge_command
 
-P = ParamSpec("P")
-BAD_INPUT, FAILED = 2, 1
 _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
-PROMPT = "three blue squares on a white background"
 
 app = typer.Typer(
     name="mmrubric",
@@ -60,90 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class Output:
-    """Where a command's result goes: a printed table, or with `--json` the one JSON object."""
-
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
-        self.stdout = sys.stdout
-        self.answered = False
-
-    def show(self, data: dict[str, Any], *renderables: Any) -> None:
-        """Print `data` under `--json`, otherwise the renderables (rich tables or text)."""
-        if self.as_json:
-            self.answered = True
-            self.stdout.write(json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n")
-            self.stdout.flush()
-            return
-        console = Console(file=self.stdout)
-        for item in renderables:
-            console.print(item, highlight=False)
-
-    def fail(self, error: BaseException, code: int) -> None:
-        """The error on standard error, and under `--json` as the one object on standard output as well."""
-        if code == FAILED and "MMRUBRIC_DEBUG" in os.environ:
-            traceback.print_exception(error, file=sys.stderr)
-        message = str(error).strip() or type(error).__name__
-        label = "Bad input" if code == BAD_INPUT else f"Failed ({type(error).__name__})"
-        print(f"{label}: {message}", file=sys.stderr)
-        if self.as_json and not self.answered:
-            self.show({"error": message, "type": type(error).__name__, "exit_code": code})
-
-
-_output: ContextVar[Output] = ContextVar("output")
-
-
-def command(function: Callable[P, None]) -> Callable[P, None]:
-    """Turn exceptions into exit codes, set up logging, and keep standard output clean."""
-
-    @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        output = Output(bool(kwargs.get("as_json")))
-        _output.set(output)
-        handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
-        logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
-        try:
-            # What libraries print goes to standard error: standard output is the result's alone.
-            with contextlib.redirect_stdout(sys.stderr):
-                function(*args, **kwargs)
-        except typer.Exit:
-            raise
-        except InputError as error:
-            output.fail(error, BAD_INPUT)
-            raise typer.Exit(BAD_INPUT) from error
-        except KeyboardInterrupt as error:
-            output.fail(RuntimeError("interrupted"), FAILED)
-            raise typer.Exit(FAILED) from error
-        except Exception as error:
-            output.fail(error, FAILED)
-            raise typer.Exit(FAILED) from error
-
-    return run
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
-
-
-@app.command(epilog=f"Example: mmrubric rubric '{PROMPT}' --out squares.yaml")
-@command
-def rubric(
-    prompt: Annotated[str, typer.Argument(help="What the picture should show.")],
-    generator: Generator = "shapes",
-    option: GeneratorOptions = None,
-    out: Annotated[Path | None, typer.Option(help="Write the checklist to this .yaml or .json file.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write the checklist of a prompt: the criteria by which pictures of it are judged."""
-    from mmrubric import generators
-    from mmrubric.report.console import rubric_table
-
-    made = generate(generators.build(generator, **options_of(option, "--option")), prompt)
-    if out is not None:
-        made.save(out)
-    data = {**made.model_dump(mode="json"), "hash": made.hash, "file": None if out is None else str(out)}
-    _output.get().show(data, rubric_table(made), *([f"Written to {out}"] if out is not None else []))
+app.add_typer(rubric_app, name="rubric")
 
 
 @app.command(
@@ -158,7 +68,7 @@ def judge(
     ] = None,
     prompt: PromptOption = None,
     rubric: RubricFile = None,
-    generator: Generator = "shapes",
+    generator: Generator = None,
     option: GeneratorOptions = None,
     judge: JudgeName = "shapes",
     judge_option: JudgeOptions = None,
@@ -193,7 +103,7 @@ def judge(
     )
     if out is not None:
         write_rows(result, out)
-    _output.get().show(result.as_json(), *result.tables(reasons), *([f"Written to {out}"] if out is not None else []))
+    output().show(result.as_json(), *result.tables(reasons), *([f"Written to {out}"] if out is not None else []))
 
 
 @app.command(epilog=f"Example: mmrubric compare one.png two.png --prompt '{PROMPT}'")
@@ -203,7 +113,7 @@ def compare(
     b: Annotated[Path, typer.Argument(help="Second picture.", show_default=False)],
     prompt: PromptOption = None,
     rubric: RubricFile = None,
-    generator: Generator = "shapes",
+    generator: Generator = None,
     option: GeneratorOptions = None,
     judge: JudgeName = "shapes",
     judge_option: JudgeOptions = None,
@@ -226,7 +136,7 @@ def compare(
     )
     verdict = preference.compare(pictures.table, 0, 1, margin=margin, dependencies=dependencies)
     result = Compared(pictures, verdict)
-    _output.get().show(result.as_json(), *pictures.tables(), result.why)
+    output().show(result.as_json(), *pictures.tables(), result.why)
 
 
 @app.command(epilog="Example: mmrubric quickstart run.name=first run.seed=1")
@@ -251,7 +161,7 @@ def quickstart(
 
     result = run(config, overrides or [])
     data = {**result.written.data, "report": str(result.written.html)}
-    _output.get().show(data, f"[bold]{result.line}[/bold]", f"Report: {result.written.html}")
+    output().show(data, f"[bold]{result.line}[/bold]", f"Report: {result.written.html}")
 
 
 @app.command(
@@ -276,14 +186,21 @@ def report(
 
     scorer = aggregators.build(aggregate, **options_of(aggregate_option, "--aggregate-option"))
     rebuilt = rebuild(run_dir, scorer, aggregate, phase=phase, judge_id=judge_id, out=out)
-    _output.get().show(rebuilt.as_json(), rebuilt_table(aggregate, rebuilt.steps), f"Rewards written to {rebuilt.file}")
+    output().show(rebuilt.as_json(), rebuilt_table(aggregate, rebuilt.steps), f"Rewards written to {rebuilt.file}")
 
 
 @app.command("judge-report", epilog=EPILOG)
 @command
 @functools.wraps(judge_report_command)
 def judge_report(**options: Any) -> None:
-    _output.get().show(*judge_report_command(**options))
+    output().show(*judge_report_command(**options))
+
+
+@app.command("rubric-report", epilog=RUBRIC_EPILOG)
+@command
+@functools.wraps(rubric_report_command)
+def rubric_report(**options: Any) -> None:
+    output().show(*rubric_report_command(**options))
 
 
 @app.command("serve-judge", epilog=SERVE_EPILOG)
@@ -291,7 +208,7 @@ def judge_report(**options: Any) -> None:
 @functools.wraps(serve_judge_command)
 def serve_judge(**options: Any) -> None:
     for ready in serve_judge_command(**options):
-        _output.get().show(*ready)
+        output().show(*ready)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -301,7 +218,7 @@ def main(arguments: list[str] | None = None) -> None:
         app(arguments, prog_name="mmrubric")
     except SystemExit as stop:
         # Wrong usage ends before a command runs, so the command could not answer.
-        if stop.code == BAD_INPUT and "--json" in arguments and _output.get(None) is None:
+        if stop.code == BAD_INPUT and "--json" in arguments and not has_begun():
             print(json.dumps({"error": "wrong usage; see standard error", "type": "UsageError", "exit_code": 2}))
         raise
 

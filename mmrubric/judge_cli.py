@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from mmrubric.cli_output import progress
 from mmrubric.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
     from mmrubric.report.console import JudgedPictures
     from mmrubric.rubric import Rubric
 
-_NO_BAR = 16
-"""So few pictures need no progress bar."""
-
 PromptOption = Annotated[str | None, typer.Option("--prompt", "-p", help="Write the checklist for this prompt.")]
 RubricFile = Annotated[Path | None, typer.Option("--rubric", "-r", help="A checklist file (.yaml or .json).")]
-Generator = Annotated[str, typer.Option(help="Who writes the checklist.")]
+Generator = Annotated[
+    str | None,
+    typer.Option(
+        help="Who writes the checklist; without it shapes for prompts of the world of shapes, and template, which "
+        "works by rules, for all others.",
+        show_default=False,
+    ),
+]
 GeneratorOptions = Annotated[
     list[str] | None, typer.Option("--option", help="Option of the generator, key=value; may be repeated.")
 ]
@@ -57,9 +62,8 @@ def options_of(pairs: list[str] | None, flag: str) -> dict[str, Any]:
     return options
 
 
-def rubric_of(prompt: str | None, file: Path | None, generator: str, options: list[str] | None) -> Rubric:
+def rubric_of(prompt: str | None, file: Path | None, generator: str | None, options: list[str] | None) -> Rubric:
     """The rubric of `--rubric FILE`, or one generated from `--prompt`."""
-    from mmrubric import generators
     from mmrubric.rubric import Rubric
 
     if (prompt is None) == (file is None):
@@ -69,16 +73,31 @@ def rubric_of(prompt: str | None, file: Path | None, generator: str, options: li
             raise InputError("--option belongs to the rubric generator, which --rubric FILE does not use")
         return Rubric.load(file)
     assert prompt is not None
-    return generate(generators.build(generator, **options_of(options, "--option")), prompt)
+    return generate(prompt, generator, options_of(options, "--option"))
 
 
-def generate(generator: Any, text: str) -> Rubric:
+def generate(text: str, generator: str | None, options: dict[str, Any], source: Path | None = None) -> Rubric:
     """The rubric of a prompt that a person typed."""
+    from mmrubric import generators
     from mmrubric.prompt import Prompt
 
-    if not text.strip():
+    text = text.strip()
+    if not text:
         raise InputError("the prompt is empty: write what the picture should show")
-    return generator.generate_sync(Prompt(id="prompt", text=text.strip()))
+    return generators.build(generator or _suits(text), **options).generate_sync(
+        Prompt(id="prompt", text=text), source=source
+    )
+
+
+def _suits(text: str) -> str:
+    """The generator for a prompt when nobody names one."""
+    from mmrubric.shapes.grammar import parse
+
+    try:
+        parse(text)
+    except InputError:
+        return "template"
+    return "shapes"
 
 
 def build_judge(name: str, options: dict[str, Any]) -> Judge:
@@ -115,9 +134,6 @@ def judged(
     `named` are the pictures that were named one by one: a bad one is bad input. A bad one in a folder is a failure of
     its own, and the others are judged.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from mmrubric import aggregate as aggregators
     from mmrubric.bulk import judge_pictures
     from mmrubric.images import normalize
@@ -135,12 +151,8 @@ def judged(
         store.parent.mkdir(parents=True, exist_ok=True)
         kept = Store(store)
     reader = build_judge(judge, options)
-    columns = (TextColumn("judging"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=len(images) <= _NO_BAR) as bar:
-        task = bar.add_task("judging", total=len(images))
-        rows = judge_pictures(
-            reader, rubric, list(images), kept, max_failure_share, lambda count: bar.advance(task, count)
-        )
+    with progress("judging", len(images)) as advance:
+        rows = judge_pictures(reader, rubric, list(images), kept, max_failure_share, advance)
     ids = [f"{k}:{path}" for k, path in enumerate(images)]
     verdicts = [[replace(v, sample_id=id) for v in row] for id, row in zip(ids, rows, strict=True)]
     table = ScoreTable.from_verdicts(rubric, ids, verdicts)

@@ -44,7 +44,8 @@ class LocalLLM(ChatClient):
     """A language or vision-language model that `from_pretrained` loads.
 
     Args:
-        folder: directory of the model and its tokenizer or processor, with a chat template.
+        folder: directory of the model and its tokenizer or processor, with a chat template; or a .gguf file, which
+            needs the package gguf.
         batch_size: calls in one batch at most.
         device: cpu, cuda, cuda:1, ...; None = this rank's GPU if there is one.
         dtype: name of a torch dtype; None = float32 on a CPU, bfloat16 elsewhere.
@@ -57,13 +58,15 @@ class LocalLLM(ChatClient):
         self, folder: str | Path, *, batch_size: int = 64, device: str | None = None, dtype: str | None = None
     ) -> None:
         folder = Path(folder)
-        if not (folder / "config.json").is_file():
+        gguf = folder.suffix == ".gguf" and folder.is_file()
+        if not gguf and not (folder / "config.json").is_file():
             raise InputError(f"local model: {folder} holds no config.json; give the directory of a saved model")
         if batch_size < 1:
             raise InputError(f"local model: batch_size must be at least 1, got {batch_size}")
         # Never loads code from the folder, so that equal files are equal models.
         address = f"local:{_content_hash(folder)}"
-        super().__init__(folder.name, address, Usage(), FormatMemory(refused=("json_schema", "json_object")))
+        name = folder.stem if gguf else folder.name
+        super().__init__(name, address, Usage(), FormatMemory(refused=("json_schema", "json_object")))
         self._model = _Model.load(folder, device, dtype)
         self._batch_size = batch_size
         self._lock = threading.Lock()
@@ -134,14 +137,16 @@ class _Model:
         if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
             raise InputError(f"local model: dtype {dtype!r} is none of torch's, such as float32 or bfloat16")
         try:
-            config = transformers.AutoConfig.from_pretrained(folder)
+            file = {"gguf_file": folder.name} if folder.is_file() else {}
+            place = folder.parent if file else folder
+            config = transformers.AutoConfig.from_pretrained(place, **file)
             sees = hasattr(config, "vision_config")
             loader = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
-            model: Any = loader.from_pretrained(folder, dtype=kind)
+            model: Any = loader.from_pretrained(place, dtype=kind, **file)
             model = model.to(device).eval().requires_grad_(False)
             reader = transformers.AutoProcessor if sees else transformers.AutoTokenizer
-            processor: Any = reader.from_pretrained(folder)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            processor: Any = reader.from_pretrained(place, **file)
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise InputError(f"local model: {folder} cannot be loaded by transformers: {error}") from error
         if not processor.chat_template:
             raise InputError(f"local model: {folder} has no chat template; add chat_template.jinja to it")
@@ -269,11 +274,15 @@ def _decoded(part: ImagePart) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(part.url.partition(",")[2]))).convert("RGB")
 
 
+_DECIDING = frozenset({".json", ".jinja", ".safetensors", ".bin", ".model", ".txt", ".gguf"})
+"""Suffixes of the files that decide the answers of a model."""
+
+
 def _content_hash(folder: Path) -> str:
     """sha256 over the names and contents of the files that decide the answers."""
     total = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in (".json", ".jinja", ".safetensors", ".bin", ".model", ".txt"):
+    for path in [folder] if folder.is_file() else sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in _DECIDING:
             with path.open("rb") as file:
                 total.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()[:16]

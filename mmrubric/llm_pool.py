@@ -13,6 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from mmrubric.chat import ChatReply, ChatRequest, Endpoint, ImagePart, Usage
 from mmrubric.chat_client import Call, ChatClient
 from mmrubric.chat_errors import CallFailed
@@ -32,6 +34,28 @@ def connect(endpoints: Endpoint | Sequence[Endpoint], **options: Any) -> ChatCli
     if isinstance(endpoints, Endpoint):
         return LLM(endpoints, **options)
     return LLM(endpoints[0], **options) if len(endpoints) == 1 else LLMPool(endpoints, **options)
+
+
+def client_of(base_url: str | Sequence[str], model: str, where: str, **limits: Any) -> ChatClient:
+    """A client of the server, or of the servers, at these addresses.
+
+    Args:
+        base_url: one address or several, with their version path.
+        model: name by which the servers know the model.
+        where: who asks, such as "judge 'vlm'": errors begin with it.
+        limits: fields of `Endpoint`.
+
+    Raises:
+        InputError: no address, no model, or a bad value.
+    """
+    urls = [base_url] if isinstance(base_url, str) else list(base_url)
+    if not all((urls, *urls, model)):
+        raise InputError(f"{where}: give base_url, such as http://127.0.0.1:8000/v1, and model, as the server names it")
+    try:
+        return connect([Endpoint(base_url=url, model=model, **limits) for url in urls])
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        raise InputError(f"{where}: {faults}") from error
 
 
 class LLMPool(ChatClient):

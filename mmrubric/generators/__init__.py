@@ -3,7 +3,7 @@
 `build(name, **options).generate_sync(prompt)` gives a rubric; `names()` lists what can be built.
 """
 
-from mmrubric.generators import shapes
+from mmrubric.generators import direct, shapes, template
 from mmrubric.generators.base import RubricGenerator, registry
 
 build = registry.build
@@ -12,4 +12,15 @@ tags = registry.tags
 register = registry.register
 filter = registry.filter
 
-__all__ = ["RubricGenerator", "build", "filter", "names", "register", "registry", "shapes", "tags"]
+__all__ = [
+    "RubricGenerator",
+    "build",
+    "direct",
+    "filter",
+    "names",
+    "register",
+    "registry",
+    "shapes",
+    "tags",
+    "template",
+]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from mmrubric.errors import InputError
 from mmrubric.judging import run_sync
 from mmrubric.prompt import Grounding, Media, Prompt
 from mmrubric.rubric import Rubric
@@ -44,6 +45,22 @@ class RubricGenerator(ABC):
     ) -> Rubric:
         """`generate`, also from inside a running event loop."""
         return run_sync(self.generate(prompt, source, grounding, exemplars))
+
+    async def fit(self, examples: Sequence[Any], judge: Any = None) -> None:
+        """Learn from examples, before `generate` is called.
+
+        Args:
+            examples: such as `mmrubric.pairs.PreferencePair`; the generator says which kind it takes.
+            judge: a `Judge` or `PairJudge`, where the generator needs one.
+
+        Raises:
+            InputError: this generator does not learn, or examples or judge are of the wrong kind.
+        """
+        raise InputError(f"{type(self).__name__} does not learn from examples; call generate")
+
+    def fit_sync(self, examples: Sequence[Any], judge: Any = None) -> None:
+        """`fit`, also from inside a running event loop."""
+        run_sync(self.fit(examples, judge))
 
 
 registry: Registry[RubricGenerator] = Registry("generator")

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from mmrubric.editing import RubricDiff
 from mmrubric.group import PairVerdict
 from mmrubric.report.numbers import finite
 from mmrubric.rubric import Rubric
@@ -52,6 +54,37 @@ def rubric_table(rubric: Rubric) -> Table:
         weight = f"{criterion.weight:g}"
         table.add_row(criterion.id, text, criterion.category, weight, criterion.verifier)
     return table
+
+
+def diff_json(found: RubricDiff) -> dict[str, Any]:
+    """The difference of two rubrics as plain data."""
+    return {
+        "added": [criterion.model_dump(mode="json", exclude_defaults=True) for criterion in found.added],
+        "removed": [criterion.model_dump(mode="json", exclude_defaults=True) for criterion in found.removed],
+        "changed": [
+            {"id": change.id, "field": change.field, "before": _plain(change.before), "after": _plain(change.after)}
+            for change in found.changed
+        ],
+        "prompts": found.prompts,
+    }
+
+
+def diff_lines(found: RubricDiff) -> list[Text]:
+    """The difference of two rubrics, a line for each thing."""
+    lines = [Text(f"~ prompt: {found.prompts[0]!r} -> {found.prompts[1]!r}", "yellow")] if found.prompts else []
+    lines += [Text(f"- {criterion.id}: {criterion.text}", "red") for criterion in found.removed]
+    lines += [Text(f"+ {criterion.id}: {criterion.text}", "green") for criterion in found.added]
+    lines += [
+        Text(f"~ {change.id}: {change.field} {_plain(change.before)!r} -> {_plain(change.after)!r}", "yellow")
+        for change in found.changed
+    ]
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value.model_dump(mode="json", exclude_defaults=True) if isinstance(value, BaseModel) else value
 
 
 @dataclass(frozen=True)

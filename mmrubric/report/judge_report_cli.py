@@ -68,7 +68,7 @@ def judge_report_command(
     from mmrubric.report.judge_report import judge_report, write_judge_report
     from mmrubric.report.judge_report_inputs import load_labels, load_pairs
 
-    attacks = _named(attack or [])
+    attacks = named_paths(attack or [])
     judged = groups_of(run, phase, step, judge_id)
     report = judge_report(
         judged,
@@ -86,7 +86,7 @@ def judge_report_command(
     return data, data["reliability"]["judge_fidelity"]["summary"], f"Report: {written.html}"
 
 
-def _named(pairs: list[str]) -> dict[str, Path]:
+def named_paths(pairs: list[str]) -> dict[str, Path]:
     """NAME=RECORD options by name."""
     named: dict[str, Path] = {}
     for pair in pairs:

@@ -35,7 +35,7 @@ class Label:
 
     def __post_init__(self) -> None:
         where = f"label of sample {self.sample_id!r} on criterion {self.criterion_id!r}"
-        _check_ids(where, self.sample_id, self.criterion_id)
+        check_ids(where, self.sample_id, self.criterion_id)
         object.__setattr__(self, "met", _share(where, "met", self.met))
 
 
@@ -60,7 +60,7 @@ class LabelledVerdict:
 
     def __post_init__(self) -> None:
         where = f"labelled verdict of sample {self.sample_id!r} on criterion {self.criterion_id!r}"
-        _check_ids(where, self.sample_id, self.criterion_id, self.kind, self.scale)
+        check_ids(where, self.sample_id, self.criterion_id, self.kind, self.scale)
         for name in ("met", "label"):
             object.__setattr__(self, name, _share(where, name, getattr(self, name)))
 
@@ -85,7 +85,7 @@ class PairAnswers:
 
     def __post_init__(self) -> None:
         where = f"pair {self.pair_id!r}"
-        _check_ids(where, self.pair_id, self.prompt_id or self.pair_id)
+        check_ids(where, self.pair_id, self.prompt_id or self.pair_id)
         single = [v for v in PairVerdict if v != PairVerdict.INCONSISTENT]
         for name, known in (("forward", single), ("swapped", single), ("preferred", single[:3])):
             value = getattr(self, name)
@@ -105,7 +105,7 @@ def load_labels(path: str | Path) -> list[Label]:
     """
     labels: list[Label] = []
     seen: dict[Key, int] = {}
-    for number, data in _objects(Path(path)):
+    for number, data in json_objects(Path(path)):
         label = _build(Label, data, f"{path}:{number}")
         key = (label.sample_id, label.criterion_id)
         if key in seen:
@@ -119,7 +119,7 @@ def load_labels(path: str | Path) -> list[Label]:
 
 def load_labelled(path: str | Path) -> list[LabelledVerdict]:
     """Read labelled verdicts, one object per line; `InputError` names file and line."""
-    return [_build(LabelledVerdict, data, f"{path}:{number}") for number, data in _objects(Path(path))]
+    return [_build(LabelledVerdict, data, f"{path}:{number}") for number, data in json_objects(Path(path))]
 
 
 def save_labelled(labelled: Iterable[LabelledVerdict], path: str | Path) -> None:
@@ -134,7 +134,7 @@ def load_pairs(path: str | Path) -> list[PairAnswers]:
         InputError: with file and line, as for `load_labels`.
     """
     pairs: dict[str, PairAnswers] = {}
-    for number, data in _objects(Path(path)):
+    for number, data in json_objects(Path(path)):
         pair = _build(PairAnswers, data, f"{path}:{number}")
         if pair.pair_id in pairs:
             raise InputError(f"{path}:{number}: pair {pair.pair_id!r} is given twice")
@@ -251,7 +251,7 @@ def join(groups: Sequence[RecordedGroup], labels: Iterable[Label]) -> list[Label
     ]
 
 
-def _check_ids(where: str, *ids: object) -> None:
+def check_ids(where: str, *ids: object) -> None:
     if not all(isinstance(id, str) and id for id in ids):
         raise InputError(f"{where}: ids and names must be text that is not empty")
 
@@ -264,7 +264,7 @@ def _share(where: str, name: str, value: Any) -> float | None:
     return float(value)
 
 
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of every line that is not blank."""
     empty = True
     for number, line in enumerate(rubric_io._read(path).split("\n"), start=1):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from judges.literal import contains, edit_similarity, levenshtein, normalized, quoted, word_accuracy
+from judges.literal import contains, edit_similarity, levenshtein, normalized, word_accuracy
+from mmrubric.similar import quoted
 
 WORDS = st.text(alphabet="abc ", max_size=8)
 

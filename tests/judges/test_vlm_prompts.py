@@ -12,12 +12,13 @@ from judges import JudgeRequest, PairRequest
 from judges.vlm import Exemplar, RankExemplar
 from judges.vlm.questions import Questions
 from judges.vlm.settings import Settings
-from judges.vlm.showing import fenced, prepare
+from judges.vlm.showing import prepare
 from judges.vlm.templates import FOLDER, Templates
 from mmrubric.chat import ImagePart
 from mmrubric.errors import InputError
 from mmrubric.images import ImageOptions, content_hash
 from mmrubric.prompt import Box, Grounding
+from mmrubric.prompt_file import fenced
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.store import canonical_json
 from tests.judges.vlm_stub import BLUE, GREEN, MIXED, RED, judge_id, questions, rubric, shown

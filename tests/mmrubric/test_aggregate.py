@@ -34,12 +34,12 @@ def score(name: str, t: ScoreTable, **options: Any) -> np.ndarray:
 
 
 def test_names_and_tags() -> None:
-    assert aggregate.names() == ["all_or_nothing", "category", "mean", "points", "weighted"]
+    assert aggregate.names() == ["all_or_nothing", "category", "l1_rules", "mean", "points", "weighted"]
     assert aggregate.filter(construction="human_expert") == ["points"]
 
 
 def test_unknown_names_and_options_list_the_known_ones() -> None:
-    with pytest.raises(InputError, match="unknown aggregator 'median'; known: all_or_nothing, category, mean"):
+    with pytest.raises(InputError, match="unknown aggregator 'median'; known: all_or_nothing, category, l1_rules"):
         aggregate.build("median")
     with pytest.raises(InputError, match="unknown option alhpa; known: dependencies, gates, min_coverage, alpha"):
         aggregate.build("category", alhpa={})

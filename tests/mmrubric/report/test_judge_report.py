@@ -15,8 +15,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mmrubric import cli, preference
+from mmrubric import preference
 from mmrubric.bootstrap import bootstrap
+from mmrubric.cli_output import command, output
 from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
 from mmrubric.judging import PairRequest
@@ -422,10 +423,10 @@ def command_line() -> typer.Typer:
     app = typer.Typer()
 
     @app.command("judge-report")
-    @cli.command
+    @command
     @functools.wraps(judge_report_command)
     def run(**options):
-        cli._output.get().show(*judge_report_command(**options))
+        output().show(*judge_report_command(**options))
 
     return app
 

@@ -7,11 +7,10 @@ the meaning of an answer, but not the request, and must not bring back a stale v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from judges.vlm.readers import TopTokens
 from mmrubric.chat import ChatReply, ChatRequest
 from mmrubric.chat_client import ChatClient
 from mmrubric.llm_json import BadAnswer, ask_json
@@ -19,7 +18,8 @@ from mmrubric.store import Store, request_key
 from mmrubric.verdict import FREE, Cost, Failure
 
 T = TypeVar("T")
-_KIND = "vlm answer"
+TopTokens: TypeAlias = Sequence[tuple[str, float]]
+"""Most probable tokens at one position, each with its natural log-probability; one text may occur twice."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,17 @@ class Asker:
         client: where to ask.
         store: answers of earlier runs; keyed by the request that was really sent.
         repeat: number of the asking; other numbers do not see one another's answers.
+        kind: of the entries in the store.
     """
 
-    def __init__(self, client: ChatClient, store: Store | None, repeat: int) -> None:
+    def __init__(self, client: ChatClient, store: Store | None, repeat: int = 0, kind: str = "vlm answer") -> None:
         self.client = client
         self._store = store
         self._repeat = repeat
+        self._kind = kind
 
     async def json(
-        self, request: ChatRequest, read: Callable[[Any], Reading[T]], route: str, re_asks: int
+        self, request: ChatRequest, read: Callable[[Any], Reading[T]], route: str | None, re_asks: int
     ) -> Answer[T]:
         """An answer in JSON; `read` raises `BadAnswer` for one that it cannot use."""
         stored = self._stored(request, read)
@@ -88,9 +90,9 @@ class Asker:
         if self._store is None:
             return None
         for form in self.client.sent_forms(request):
-            entry = self._store.get_json(self._key(form), _KIND)
+            entry = self._store.get_json(self._key(form), self._kind)
             if entry is not None and "asked_again" in entry:
-                entry = self._store.get_json(entry["asked_again"], _KIND)
+                entry = self._store.get_json(entry["asked_again"], self._kind)
             if entry is not None:
                 try:
                     return Answer(read(entry["answer"]).value, cost=Cost(cached=True))
@@ -107,7 +109,7 @@ class Asker:
             # It took a second chance, which holds the bad answer. The first request points there, so that a later
             # run finds the answer, yet no answer stands under a request that did not get it.
             entries.append((self._key(self.client.sent(request)), {"asked_again": entries[0][0]}))
-        self._store.put_many_json(entries, _KIND)
+        self._store.put_many_json(entries, self._kind)
 
     def _key(self, sent: str) -> str:
         return request_key(sent, self._repeat)

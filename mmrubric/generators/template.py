@@ -1,0 +1,182 @@
+"""Rubrics by rules, without a model: what an English prompt names, counts, colours, relates and quotes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmrubric.checks import switch
+from mmrubric.errors import InputError
+from mmrubric.generators import template_words as words
+from mmrubric.generators.base import RubricGenerator, registry
+from mmrubric.generators.items import slug, with_unique_ids, without_repeats
+from mmrubric.generators.template_parse import Reading, Thing, number_word, read, singular, with_article
+from mmrubric.prompt import Grounding, Media, Prompt
+from mmrubric.rubric import Criterion, Provenance, Rubric
+from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags
+
+NAME = "template/1"
+_TAGS = Tags(Construction.human_expert, Optimisation.none, Signal.output_level, Loop.none)
+_REALISM = (
+    ("natural_shapes", "Everything in the picture has a complete and natural shape."),
+    ("clean", "The picture is free of smears, noise and watermarks."),
+)
+
+
+@registry.register("template", _TAGS)
+@dataclass(frozen=True)
+class TemplateGenerator(RubricGenerator):
+    """Criteria for the facts that a prompt states: objects first, realism last.
+
+    `Criterion.extra` holds each fact in a form for detectors, such as
+    {"fact": "colour", "noun": "bus", "value": "red"}; nouns there are in the singular.
+
+    Args:
+        realism: add two criteria that hold for any picture.
+        ocr: criteria on writing go to the verifier `ocr`; False = to the VLM like all others.
+    """
+
+    realism: bool = True
+    ocr: bool = True
+
+    def __post_init__(self) -> None:
+        switch("generator 'template': realism", self.realism)
+        switch("generator 'template': ocr", self.ocr)
+
+    async def generate(
+        self,
+        prompt: Prompt | str,
+        source: Media | None = None,
+        grounding: Grounding | None = None,
+        exemplars: Sequence[Any] = (),
+    ) -> Rubric:
+        if source is not None or grounding is not None or exemplars:
+            raise InputError("generator 'template' takes a prompt only: no source, grounding or exemplars")
+        text = prompt.text if isinstance(prompt, Prompt) else prompt
+        if not text.strip():
+            raise InputError("generator 'template': the prompt is blank")
+        criteria = self._criteria(read(text))
+        notes = ()
+        if not criteria:
+            criteria = [Criterion(id="depicts", text=f"The picture shows: {text.strip()}", category="object")]
+            notes = ("no fact was found in the prompt; it is asked about as a whole",)
+        if self.realism:
+            criteria += [Criterion(id=id, text=said, category="realism") for id, said in _REALISM]
+        return Rubric(prompt=text, criteria=tuple(criteria), provenance=Provenance(generator=NAME, notes=notes))
+
+    def _criteria(self, found: Reading) -> list[Criterion]:
+        objects = {index: _object(thing) for index, thing in enumerate(found.things) if _is_visible(thing)}
+        unique = dict(zip(objects, with_unique_ids(objects.values()), strict=True))
+        ids = {index: criterion.id for index, criterion in unique.items()}
+        made = list(unique.values())
+        for index, thing in enumerate(found.things):
+            parent = (ids[index],) if index in ids else ()
+            if thing.number is not None and parent:
+                made.append(_count(thing, thing.number, parent))
+            if parent or thing.noun in words.PLACES:
+                made += [_attribute(thing, word, kind, parent) for word, kind in thing.attributes.items()]
+        made += [
+            _relation(found.things[link.first], link.words, link.verb, found.things[link.second], ids, link)
+            for link in found.links
+            if link.first in ids and link.second in ids
+        ]
+        made += [_action(found.things[index], verb, ids[index]) for index, verb in found.doings if index in ids]
+        made += [self._text(literal) for literal in found.texts]
+        if found.medium:
+            made.append(
+                _made("medium", f"The picture is {found.medium}.", "style", (), fact="medium", value=found.medium)
+            )
+        return without_repeats(with_unique_ids(made))[0]
+
+    def _text(self, literal: str) -> Criterion:
+        routed: dict[str, Any] = {"verifier": "ocr", "arguments": {"text": literal}} if self.ocr else {}
+        return Criterion(
+            id=f"text_{slug(literal)}",
+            text=f'The text "{literal}" can be read.',
+            category="text",
+            extra={"fact": "text", "value": literal},
+            **routed,
+        )
+
+
+def _is_visible(thing: Thing) -> bool:
+    return singular(thing.noun) not in words.SCENE and thing.noun not in words.PLACES and not _is_abstract(thing.head)
+
+
+def _is_abstract(noun: str) -> bool:
+    return noun.endswith(words.ABSTRACT_ENDINGS) and noun not in words.CONCRETE
+
+
+def _noun(thing: Thing) -> str:
+    """The noun in the singular, as detectors know it."""
+    *before, last = thing.noun.split()
+    return " ".join([*before, singular(last) if thing.plural else last])
+
+
+def _is(thing: Thing) -> str:
+    return "are" if thing.plural else "is"
+
+
+def _object(thing: Thing) -> Criterion:
+    said = thing.noun if thing.plural else with_article(thing.noun)
+    return _made(
+        slug(thing.noun),
+        f"{said[0].upper()}{said[1:]} {_is(thing)} visible.",
+        "object",
+        (),
+        fact="object",
+        noun=_noun(thing),
+    )
+
+
+def _count(thing: Thing, number: int, parent: tuple[str, ...]) -> Criterion:
+    said = f"Exactly {number_word(number)} {thing.noun} {_is(thing)} visible."
+    return _made(f"count_{slug(thing.noun)}", said, "count", parent, fact="count", noun=_noun(thing), value=number)
+
+
+def _attribute(thing: Thing, word: str, kind: str, parent: tuple[str, ...]) -> Criterion:
+    said = f"made of {words.MATERIALS[word]}" if kind == "material" else word
+    return _made(
+        f"{kind}_{slug(thing.noun)}_{slug(word)}",
+        f"The {thing.noun} {_is(thing)} {said}.",
+        "attribute",
+        parent,
+        fact=kind,
+        noun=_noun(thing),
+        value=words.MATERIALS[word] if kind == "material" else word,
+    )
+
+
+def _relation(first: Thing, said: str, verb: str, second: Thing, ids: dict[int, str], link: Any) -> Criterion:
+    finite = said.startswith("has") or (verb and not verb.endswith(("ing", "ed")))
+    if said == "has":
+        said = "have" if first.plural else "has"
+    middle = said if finite else f"{_is(first)} {said}"
+    return _made(
+        f"{slug(first.noun)}_{slug(said)}_{slug(second.noun)}",
+        f"The {first.noun} {middle} the {second.noun}.",
+        "action" if verb and said == verb else "relation",
+        (ids[link.first], ids[link.second]),
+        fact="relation",
+        noun=_noun(first),
+        value=said,
+        other=_noun(second),
+    )
+
+
+def _action(thing: Thing, verb: str, parent: str) -> Criterion:
+    said = f"{_is(thing)} {verb}" if verb.endswith(("ing", "ed")) else verb
+    return _made(
+        f"{slug(thing.noun)}_{slug(verb)}",
+        f"The {thing.noun} {said}.",
+        "action",
+        (parent,),
+        fact="action",
+        noun=_noun(thing),
+        value=verb,
+    )
+
+
+def _made(id: str, text: str, category: str, parents: tuple[str, ...], **fact: Any) -> Criterion:
+    return Criterion(id=id, text=text, category=category, depends_on=parents, extra=fact)

@@ -1,0 +1,49 @@
+"""Labelled pairs: two candidates for one prompt, of which people preferred one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mmrubric.errors import InputError
+from mmrubric.judging import Candidate
+from mmrubric.prompt import Media
+
+
+@dataclass(frozen=True)
+class PreferencePair:
+    """What generators learn from, and what verification holds a rubric against.
+
+    Raises:
+        InputError: not exactly two candidates, or `preferred` is neither 0 nor 1.
+    """
+
+    prompt: str
+    candidates: tuple[Candidate, Candidate]
+    """In the order in which they are shown."""
+    preferred: int
+    """Index of the preferred candidate: 0 or 1. Both should occur in a data set, or a model learns the position."""
+    source: Media | None = None
+    """Source image of an edit."""
+    id: str = ""
+    rationale: str = ""
+    """Why, in a person's words."""
+
+    def __post_init__(self) -> None:
+        if len(self.candidates) != 2:
+            raise InputError(f"pair {self.id!r}: needs two candidates, got {len(self.candidates)}")
+        if self.preferred not in (0, 1) or isinstance(self.preferred, bool):
+            raise InputError(f"pair {self.id!r}: preferred must be 0 or 1, got {self.preferred!r}")
+
+    @property
+    def better(self) -> Candidate:
+        """The preferred candidate."""
+        return self.candidates[self.preferred]
+
+    @property
+    def worse(self) -> Candidate:
+        """The other one."""
+        return self.candidates[1 - self.preferred]
+
+    def swapped(self) -> PreferencePair:
+        """The same pair, shown in the other order."""
+        return replace(self, candidates=self.candidates[::-1], preferred=1 - self.preferred)

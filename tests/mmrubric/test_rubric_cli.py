@@ -1,0 +1,184 @@
+"""`mmrubric rubric`: one checklist or a file of them, edits, differences, conversions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mmrubric.errors import InputError
+from mmrubric.generate_bulk import read_prompts
+from mmrubric.rubric import Rubric
+from tests.mmrubric.stub_server import Stub, completion, error, serve
+from tests.mmrubric.test_cli import ROOT, call
+
+APPLES = "three red apples on a blue plate next to a sign saying OPEN"
+
+
+def written(body) -> dict:
+    """A checklist that is about the prompt of the request."""
+    prompt = body["messages"][-1]["content"].split("\n")[2]
+    kinds = ("object", "count", "attribute", "realism")
+    return {"criteria": [{"key": k, "dimension": k, "criterion": f"The {k} of {prompt} is right."} for k in kinds]}
+
+
+def answering(body):
+    return completion(json.dumps(written(body)))
+
+
+def prompt_file(path: Path, count: int) -> Path:
+    path.write_text("".join(json.dumps({"id": f"p{n}", "prompt": f"scene number {n}"}) + "\n" for n in range(count)))
+    return path
+
+
+def direct(url: str, *more: object) -> list[object]:
+    return ["--generator", "direct", "--option", f"base_url={url}", "--option", "model=m", *more]
+
+
+def test_a_prompt_alone_prints_a_table_and_needs_no_model():
+    result = call("rubric", APPLES)
+    assert result.exit_code == 0 and "Exactly three apples" in result.stdout and "ocr" in result.stdout
+    assert call("rubric", "write", APPLES, "--json").stdout == call("rubric", APPLES, "--json").stdout
+
+
+def test_help_lists_the_commands_and_an_example():
+    result = call("rubric", "--help")
+    assert all(name in result.stdout for name in ("write", "edit", "diff", "convert", "export-sft"))
+    assert "Example: mmrubric rubric" in " ".join(result.stdout.split())
+    for name in ("write", "edit", "diff", "convert", "export-sft"):
+        shown = call("rubric", name, "--help").stdout
+        assert "--json" in shown and "Example" in shown
+
+
+def test_edit_and_diff(tmp_path: Path):
+    call("rubric", APPLES, "--out", tmp_path / "a.yaml")
+    words = ["--weight", "count_apples=3", "--polarity", "plate=unwanted", "--disable", "category:realism"]
+    words += ["--add", "style=The picture is bright.", "--lock", "sign", "--out", tmp_path / "b.yaml"]
+    assert call("rubric", "edit", tmp_path / "a.yaml", *words).exit_code == 0
+    made = Rubric.load(tmp_path / "b.yaml")
+    assert made.provenance.version == 2 and made.provenance.parent == Rubric.load(tmp_path / "a.yaml").hash
+    assert made.criterion("count_apples").weight == 3 and made.criterion("plate").weight == -1
+    assert made.criterion("the_picture_is_bright").category == "style"
+    found = json.loads(call("rubric", "diff", tmp_path / "a.yaml", tmp_path / "b.yaml", "--json").stdout)
+    assert [row["id"] for row in found["added"]] == ["the_picture_is_bright"]
+    assert [row["id"] for row in found["removed"]] == ["natural_shapes", "clean"]
+    assert {(row["id"], row["field"]) for row in found["changed"]} >= {("count_apples", "weight"), ("plate", "weight")}
+    refused = call("rubric", "edit", tmp_path / "b.yaml", "--remove", "sign")
+    assert refused.exit_code == 2 and "unlock first" in refused.stderr
+    assert call("rubric", "edit", tmp_path / "b.yaml", "--unlock", "sign", "--remove", "sign").exit_code == 0
+    assert "No difference" in call("rubric", "diff", tmp_path / "a.yaml", tmp_path / "a.yaml").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rubric", "write"], "either a PROMPT or --prompts"),
+        (["rubric", "--prompts", "p.jsonl"], "--out FILE.jsonl"),
+        (["rubric", "--prompts", "missing.jsonl", "--out", "x.jsonl"], "missing.jsonl"),
+        (["rubric", "edit", "missing.yaml", "--lock", "a"], "missing.yaml"),
+    ],
+)
+def test_bad_words(words, message):
+    result = call(*words)
+    assert result.exit_code == 2 and message in result.stderr.replace("\n", "")
+
+
+def test_many_prompts_by_rules(tmp_path: Path):
+    (tmp_path / "p.txt").write_text("a red cup\n\ntwo dogs\n")
+    result = call("rubric", "--prompts", tmp_path / "p.txt", "--out", tmp_path / "r.jsonl", "--json")
+    assert json.loads(result.stdout)["rubrics"] == 2
+    made = Rubric.load_many(tmp_path / "r.jsonl")
+    assert [rubric.prompt for rubric in made] == ["a red cup", "two dogs"]
+    assert [rubric.provenance.extra["prompt_id"] for rubric in made] == ["1", "3"]
+
+
+def test_many_prompts_by_a_model_in_order_with_their_cost(tmp_path: Path):
+    prompt_file(tmp_path / "p.jsonl", 20)
+    with (tmp_path / "p.jsonl").open("a") as file:
+        file.write(json.dumps({"id": "again", "prompt": "scene number 3"}) + "\n")
+    with serve(Stub(reply=answering)) as stub:
+        prices = ["--option", "price_prompt=2", "--option", "price_completion=4"]
+        words = ["rubric", "--prompts", tmp_path / "p.jsonl", "--out", tmp_path / "r.jsonl", "--json"]
+        data = json.loads(call(*words, *direct(stub.base_url, *prices)).stdout)
+        assert len(stub.requests) == 20, "an equal prompt is not asked about twice"
+        # 20 calls of 10 + 2 tokens: (200 * 2 + 40 * 4) / 1e6
+        assert data["price"] == pytest.approx(5.6e-4) and data["calls"] == 20 and data["fell_back"] == 0
+        again = json.loads(call(*words, *direct(stub.base_url)).stdout)
+        assert len(stub.requests) == 20 and again["calls"] == 0
+    made = Rubric.load_many(tmp_path / "r.jsonl")
+    assert [r.provenance.extra["prompt_id"] for r in made] == [*(f"p{n}" for n in range(20)), "again"]
+    assert made[3].hash == made[20].hash and "scene number 7" in made[7].criteria[0].text
+
+
+def test_a_refused_prompt_falls_back_and_is_counted(tmp_path: Path):
+    prompt_file(tmp_path / "p.jsonl", 4)
+
+    def reply(body):
+        return completion("no") if "number 2" in json.dumps(body) else answering(body)
+
+    with serve(Stub(reply=reply)) as stub:
+        words = ["rubric", "--prompts", tmp_path / "p.jsonl", "--out", tmp_path / "r.jsonl"]
+        result = call(*words, *direct(stub.base_url))
+    assert result.exit_code == 0 and "1 by the fallback" in result.stdout
+    assert "unparsable" in Rubric.load_many(tmp_path / "r.jsonl")[2].provenance.notes[0]
+
+
+def test_a_server_that_refuses_the_key_ends_the_run_at_once(tmp_path: Path):
+    prompt_file(tmp_path / "p.jsonl", 50)
+    with serve(Stub(error(401, "wrong key"))) as stub:
+        words = ["rubric", "--prompts", tmp_path / "p.jsonl", "--out", tmp_path / "r.jsonl"]
+        result = call(*words, *direct(stub.base_url, "--option", "concurrency=2"))
+    assert result.exit_code == 1 and "401" in result.stderr and not (tmp_path / "r.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_killed_run_goes_on_without_asking_twice(tmp_path: Path):
+    """SIGKILL at half of 1,000 prompts."""
+    count, width = 1_000, 32
+    prompt_file(tmp_path / "p.jsonl", count)
+    with serve(Stub(reply=answering)) as stub:
+        words = [sys.executable, "-m", "mmrubric.cli", "rubric", "--prompts", str(tmp_path / "p.jsonl"), "--json"]
+        words += [
+            "--out",
+            str(tmp_path / "r.jsonl"),
+            *map(str, direct(stub.base_url, "--option", f"concurrency={width}")),
+        ]
+        run = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while len(stub.requests) < count // 2:
+            assert run.poll() is None
+            time.sleep(0.02)
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        before = len(stub.requests)
+        assert before < count and not (tmp_path / "r.jsonl").exists()
+        subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=dict(os.environ), check=True)
+        again = len(stub.requests) - before
+        assert count - before <= again <= count - before + width, "only what was in flight is asked twice"
+    made = Rubric.load_many(tmp_path / "r.jsonl")
+    assert [rubric.prompt for rubric in made] == [f"scene number {n}" for n in range(count)]
+    assert not any(rubric.provenance.notes for rubric in made)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a"}\n{"promt": "b"}\n', "p.jsonl:2: no prompt"),
+        ('{"prompt": "a"}\nb\n', "p.jsonl:2: not valid JSON"),
+        ('{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n', "id 'x' is given twice"),
+        ('{"prompt": "a", "source": "no.png"}\n', "field source: there is no file"),
+        ("[1]\n", "expected an object"),
+        ("\n", "holds no prompt"),
+    ],
+)
+def test_a_bad_file_of_prompts_names_the_line(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "p.jsonl"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_prompts(path)
