@@ -30,3 +30,10 @@ def switch(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{name}: {value!r} is neither true nor false")
     return value
+
+
+def whole(name: str, value: int, low: int) -> int:
+    """`value` if it is a whole number from `low` on; `InputError` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise InputError(f"{name}: {value!r} is no whole number from {low} on")
+    return value

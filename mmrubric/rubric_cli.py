@@ -270,15 +270,17 @@ def convert(
 def export_sft(
     file: Annotated[Path, typer.Argument(help="Rubrics, one a line (.jsonl).", show_default=False)],
     out: Annotated[Path, typer.Option(help="Chat rows for `trl sft` (.jsonl).")],
+    prompts: Annotated[str, typer.Option(help="Prompt file of the generator `learned`; without it, its own.")] = "",
     as_json: Json = False,
 ) -> None:
     """Write training data for a model that writes checklists."""
     from mmrubric.generators.rubricgen import sft_rows
     from mmrubric.rubric import Rubric
 
-    rows, skipped = sft_rows(Rubric.load_many(file))
+    rows, left_out = sft_rows(Rubric.load_many(file), prompts)
+    reasons = [f"{count} left out: {reason}" for reason, count in left_out.items()]
     if not rows:
-        raise InputError(f"{file}: no rubric to learn from; {skipped} were written by a fallback")
+        raise InputError(f"{file}: no rubric to learn from; {'; '.join(reasons)}")
     out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    data = {"file": str(out), "rows": len(rows), "skipped": skipped}
-    output().show(data, f"{len(rows)} rows written to {out}; {skipped} rubrics of a fallback left out")
+    data = {"file": str(out), "rows": len(rows), "left_out": dict(left_out)}
+    output().show(data, f"{len(rows)} rows written to {out}", *reasons)

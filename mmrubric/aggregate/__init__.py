@@ -4,7 +4,7 @@
 not scorable. `names()` lists what can be built.
 """
 
-from mmrubric.aggregate import all_or_nothing, category, mean, points, weighted
+from mmrubric.aggregate import all_or_nothing, category, l1_rules, mean, points, weighted
 from mmrubric.aggregate.base import Aggregator, Context, registry
 
 build = registry.build
@@ -20,6 +20,7 @@ __all__ = [
     "build",
     "category",
     "filter",
+    "l1_rules",
     "mean",
     "names",
     "points",

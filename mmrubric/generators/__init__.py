@@ -3,7 +3,23 @@
 `build(name, **options).generate_sync(prompt)` gives a rubric; `names()` lists what can be built.
 """
 
-from mmrubric.generators import direct, shapes, template
+from mmrubric.generators import (
+    auto_rubric,
+    category,
+    coarse2fine,
+    direct,
+    edit,
+    evidence,
+    global_pool,
+    grounded,
+    inductive,
+    learned,
+    memory,
+    multi_role,
+    rules_from_pairs,
+    shapes,
+    template,
+)
 from mmrubric.generators.base import RubricGenerator, registry
 
 build = registry.build
@@ -14,12 +30,24 @@ filter = registry.filter
 
 __all__ = [
     "RubricGenerator",
+    "auto_rubric",
     "build",
+    "category",
+    "coarse2fine",
     "direct",
+    "edit",
+    "evidence",
     "filter",
+    "global_pool",
+    "grounded",
+    "inductive",
+    "learned",
+    "memory",
+    "multi_role",
     "names",
     "register",
     "registry",
+    "rules_from_pairs",
     "shapes",
     "tags",
     "template",

@@ -106,7 +106,9 @@ class LLMGenerator(RubricGenerator):
     def __post_init__(self) -> None:
         where = f"generator {self.NAME.partition('/')[0]!r}"
         self._where = where
-        self.chat = self._client(where)
+        if self.client is not None and (self.base_url or self.model):
+            raise InputError(f"{where}: give a client, or base_url and model, not both")
+        self.chat = self.client or self.client_for(self.base_url, self.model, where)
         holes: Holes = {step: {"system": (), "question": names} for step, names in self.HOLES.items()}
         self.texts = PromptFile.read(self.prompts or self.PROMPTS, FOLDER, holes)
         self._store = Store(self.store) if isinstance(self.store, (str, Path)) else self.store
@@ -149,7 +151,7 @@ class LLMGenerator(RubricGenerator):
         except (GenerationFailed, ValidationError) as error:
             if self.fallback == "none":
                 raise GenerationFailed(f"{self._where}: no rubric for {prompt[:80]!r}: {error}") from error
-            made = await registry.build(self.fallback).generate(prompt)
+            made = await self._other().generate(prompt)
             note = f"written by {self.fallback!r}, because {self.NAME} failed: {error}"
             return made.model_copy(update={"provenance": self._provenance((note, *made.provenance.notes))})
 
@@ -209,6 +211,12 @@ class LLMGenerator(RubricGenerator):
             raise GenerationFailed(f"step {step!r}: {failure.value}: {answer.detail}")
         return answer.value
 
+    def _other(self) -> RubricGenerator:
+        """The fallback; one that asks a model asks the same one."""
+        shared = {"client": self.chat, "store": self._store, "fallback": "none"}
+        known = registry.options(self.fallback)
+        return registry.build(self.fallback, **{name: value for name, value in shared.items() if name in known})
+
     def _messages(
         self, step: str, pictures: Sequence[tuple[str, ImagePart]], values: Mapping[str, str]
     ) -> tuple[Message, ...]:
@@ -219,18 +227,19 @@ class LLMGenerator(RubricGenerator):
         system = self.texts.fill(step, "system")
         return (Message.of("system", system), question) if system.strip() else (question,)
 
-    def _client(self, where: str) -> ChatClient:
-        if self.client is not None:
-            if self.base_url or self.model:
-                raise InputError(f"{where}: give a client, or base_url and model, not both")
-            return self.client
-        if not self.base_url and self.model and Path(self.model).exists():
+    def client_for(self, base_url: str | Sequence[str], model: str, where: str) -> ChatClient:
+        """A client of a model, with the timeout, retries, key and prices of this generator.
+
+        Raises:
+            InputError: neither an address nor a local model, no model, or a bad value; the message begins with `where`.
+        """
+        if not base_url and model and Path(model).exists():
             from mmrubric.llm_local import LocalLLM
 
-            return LocalLLM(self.model)
+            return LocalLLM(model)
         return client_of(
-            self.base_url,
-            self.model,
+            base_url,
+            model,
             where,
             timeout=self.timeout,
             max_retries=self.max_retries,
@@ -242,7 +251,9 @@ class LLMGenerator(RubricGenerator):
 
     def _refuse(self, **given: Any) -> None:
         for name, value in given.items():
-            if name not in self.TAKES and value is not None and value != ():
+            # An image may be an array, which has no truth value.
+            missing = value is None or (name == "exemplars" and len(value) == 0)
+            if name not in self.TAKES and not missing:
                 raise InputError(f"{self._where} takes no {name}")
 
     def _provenance(self, notes: Sequence[str], **more: Any) -> Provenance:

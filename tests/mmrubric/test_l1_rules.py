@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_negated_differences_negate_the_weights(d, lam):
 @settings(max_examples=20, deadline=None)
 def test_a_larger_penalty_leaves_a_smaller_norm(d):
     norms = [np.abs(l1_rules.fit_l1(d, lam).scaled).sum() for lam in (0.03, 0.1, 0.2, 0.5)]
-    assert all(small >= large - 1e-6 for small, large in zip(norms, norms[1:], strict=False))
+    assert all(small >= large - 1e-6 for small, large in itertools.pairwise(norms))
     assert norms[-1] == pytest.approx(0, abs=1e-9), "|mean z| / 2 is at most 1/2"
 
 
