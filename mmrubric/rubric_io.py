@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from mmrubric.atomic import write_text
 from mmrubric.errors import InputError
 from mmrubric.rubric import Criterion, Rubric
 
 _OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029]")
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
     """Safe YAML; line breaks that are not \\n are escaped, because a reader would fold them into blanks."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
@@ -27,10 +26,10 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _Dumper.represent_text)
+Dumper.add_representer(str, Dumper.represent_text)
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice; plain PyYAML keeps the last one without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -100,14 +99,14 @@ def load(path: Path) -> Rubric:
     """Read one rubric from a .yaml, .yml or .json file."""
     if path.suffix == ".jsonl":
         raise InputError(f"{path}: a .jsonl file holds many rubrics; use Rubric.load_many")
-    text = _read(path)
+    text = read_text(path)
     if _is_yaml(path):
         try:
-            data = yaml.load(text, Loader=_Loader)
+            data = yaml.load(text, Loader=Loader)
         except (yaml.YAMLError, ValueError) as error:
             raise InputError(f"{path}: not valid YAML: {error}") from error
     else:
-        data = _json(text, str(path))
+        data = parse_json(text, str(path))
     return parse(data, str(path))
 
 
@@ -116,10 +115,10 @@ def load_many(path: Path) -> list[Rubric]:
     if path.suffix != ".jsonl":
         raise InputError(f"{path}: expected a .jsonl file, one rubric per line")
     rubrics = []
-    for number, line in enumerate(_read(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             where = f"{path}:{number}"
-            rubrics.append(parse(_json(line, where), where))
+            rubrics.append(parse(parse_json(line, where), where))
     if not rubrics:
         raise InputError(f"{path}: holds no rubric")
     return rubrics
@@ -128,17 +127,17 @@ def load_many(path: Path) -> list[Rubric]:
 def save(rubric: Rubric, path: Path) -> None:
     """Write one rubric to a .yaml, .yml or .json file."""
     if _is_yaml(path):
-        text = yaml.dump(dump(rubric), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+        text = yaml.dump(dump(rubric), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
     else:
         text = json.dumps(dump(rubric), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-    _write(path, text)
+    write_text(path, text)
 
 
 def save_many(rubrics: Iterable[Rubric], path: Path) -> None:
     """Write a .jsonl file, one rubric per line."""
     if path.suffix != ".jsonl":
         raise InputError(f"{path}: expected a .jsonl file, one rubric per line")
-    _write(path, "".join(json.dumps(dump(r), ensure_ascii=False, allow_nan=False) + "\n" for r in rubrics))
+    write_text(path, "".join(json.dumps(dump(r), ensure_ascii=False, allow_nan=False) + "\n" for r in rubrics))
 
 
 def _is_yaml(path: Path) -> bool:
@@ -147,7 +146,8 @@ def _is_yaml(path: Path) -> bool:
     return path.suffix != ".json"
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Text of a UTF-8 file; `InputError` names it."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -156,26 +156,9 @@ def _read(path: Path) -> str:
         raise InputError(f"{path}: is not UTF-8 text: {error}") from error
 
 
-def _json(text: str, where: str) -> Any:
+def parse_json(text: str, where: str) -> Any:
+    """A JSON value without repeated keys; `InputError` begins with `where`."""
     try:
         return json.loads(text, object_pairs_hook=_unique_object)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not valid JSON: {error}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    """Write through a temporary file beside the target: a full disk or a kill leaves the old file whole."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files private; give the mode that a plain open() would have given.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

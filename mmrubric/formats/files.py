@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +11,7 @@ from typing import IO, Any
 import yaml
 
 from mmrubric import rubric_io
+from mmrubric.atomic import replacing
 from mmrubric.errors import InputError
 
 TEXT_SUFFIXES = (".txt", ".md")
@@ -53,7 +51,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
             where = f"{path}:{number}"
             text = _decoded(raw, where)
             if text.strip():
-                yield where, rubric_io._json(text, where)
+                yield where, rubric_io.parse_json(text, where)
 
 
 def _decoded(raw: bytes, where: str) -> str:
@@ -71,7 +69,7 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
     if more and _is_record(first):
         yield from _lines(path)
     else:
-        yield str(path), rubric_io._json(_decoded(path.read_bytes(), str(path)), str(path))
+        yield str(path), rubric_io.parse_json(_decoded(path.read_bytes(), str(path)), str(path))
 
 
 def _first(file: IO[bytes]) -> bytes:
@@ -89,7 +87,7 @@ def _whole(path: Path, suffix: str) -> Any:
     text = _decoded(path.read_bytes(), str(path))
     try:
         if suffix in (".yaml", ".yml"):
-            return yaml.load(text, Loader=rubric_io._Loader)
+            return yaml.load(text, Loader=rubric_io.Loader)
         if suffix == ".toml":
             import tomllib
 
@@ -133,7 +131,7 @@ def write(records: Iterable[Any], path: Path) -> None:
         first = next(stream)
     except StopIteration:
         raise InputError(f"{path}: there is no rubric to write") from None
-    with _atomic(path) as file:
+    with replacing(path) as file:
         if suffix == ".jsonl":
             for record in chain([first], stream):
                 file.write(_text(record, path) + "\n")
@@ -142,7 +140,7 @@ def write(records: Iterable[Any], path: Path) -> None:
         else:
             if next(stream, None) is not None:
                 raise InputError(f"{path}: a YAML file holds one rubric; write several to .jsonl")
-            yaml.dump(first, file, Dumper=rubric_io._Dumper, sort_keys=False, allow_unicode=True, width=100)
+            yaml.dump(first, file, Dumper=rubric_io.Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _write_json(first: Any, rest: Iterator[Any], file: IO[str], path: Path) -> None:
@@ -161,22 +159,3 @@ def _text(record: Any, path: Path, indent: int | None = None) -> str:
         return json.dumps(record, ensure_ascii=False, indent=indent, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: a record holds a value that is not JSON: {error}") from error
-
-
-@contextmanager
-def _atomic(path: Path) -> Iterator[IO[str]]:
-    """A text file that takes the place of `path` at the end; after an error the old file is whole."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files private; give the mode that a plain open() would have given.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

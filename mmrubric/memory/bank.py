@@ -14,7 +14,7 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from mmrubric import rubric_io
+from mmrubric.atomic import write_text
 from mmrubric.checks import number
 from mmrubric.errors import InputError
 from mmrubric.generators.items import with_unique_ids
@@ -193,7 +193,7 @@ class Bank:
             bank=1, version=self.version, generator=self.generator, capacity=self.capacity, ema=self.ema
         ).model_dump()
         lines = [header, *(item.model_dump(mode="json", exclude_defaults=True) for item in self._items)]
-        rubric_io._write(Path(path), "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        write_text(Path(path), "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
     @classmethod
     def load(cls, path: str | Path, encoder: Encoder | None = None) -> Self:

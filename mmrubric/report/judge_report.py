@@ -8,7 +8,6 @@ The chapters are the four reliability sections of the survey of rubrics (arXiv 2
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -35,7 +34,7 @@ from mmrubric.report.judge_report_numbers import (
 from mmrubric.report.model import Measure, Reliability, Section
 from mmrubric.report.numbers import finite, listed
 from mmrubric.report.probes import ProbeResult
-from mmrubric.report.write import _replace
+from mmrubric.report.written import WrittenReport, write_files
 from mmrubric.verdict import FREE, Cost
 
 
@@ -210,17 +209,7 @@ def judge_report(
     )
 
 
-@dataclass(frozen=True)
-class WrittenJudgeReport:
-    """Where a judge report is, and its numbers."""
-
-    html: Path
-    json: Path
-    data: dict[str, Any]
-    """The content of report.json."""
-
-
-def write_judge_report(report: JudgeReport, directory: str | Path) -> WrittenJudgeReport:
+def write_judge_report(report: JudgeReport, directory: str | Path) -> WrittenReport:
     """Write `report.html`, which opens without a network, and `report.json`.
 
     Raises:
@@ -229,10 +218,4 @@ def write_judge_report(report: JudgeReport, directory: str | Path) -> WrittenJud
     report.reliability.require_all()
     from mmrubric.report.judge_report_page import render
 
-    data, page = report.as_json(), render(report)
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = WrittenJudgeReport(folder / "report.html", folder / "report.json", data)
-    _replace(written.json, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    _replace(written.html, page)
-    return written
+    return write_files(report.as_json(), render(report), directory)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mmrubric import rubric_io
+from mmrubric.atomic import write_text
 from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
 from mmrubric.judging import PairRequest, run_sync
@@ -267,11 +268,11 @@ def _share(where: str, name: str, value: Any) -> float | None:
 def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of every line that is not blank."""
     empty = True
-    for number, line in enumerate(rubric_io._read(path).split("\n"), start=1):
+    for number, line in enumerate(rubric_io.read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         empty = False
-        data = rubric_io._json(line, f"{path}:{number}")
+        data = rubric_io.parse_json(line, f"{path}:{number}")
         if not isinstance(data, dict):
             raise InputError(f"{path}:{number}: expected an object, got {type(data).__name__}")
         yield number, data
@@ -293,4 +294,4 @@ def _build(kind: type[Any], data: Mapping[str, Any], where: str) -> Any:
 
 
 def _save(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
-    rubric_io._write(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))

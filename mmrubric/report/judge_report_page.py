@@ -15,7 +15,7 @@ from mmrubric.report.judge_report import JudgeReport
 from mmrubric.report.judge_report_sections import of_100, range_of, short
 from mmrubric.report.model import Measure, Unit
 from mmrubric.report.page import duration, shown_measure
-from mmrubric.report.write import _environment, _version
+from mmrubric.report.written import filled
 
 QUESTIONS = {
     "rubric_quality": "What was asked",
@@ -75,19 +75,15 @@ class Chapter:
 
 def render(report: JudgeReport) -> str:
     """The page as text; it needs no network."""
-    environment = _environment()
-    load = environment.loader
-    assert load is not None
-    return environment.get_template("judge_report.html.j2").render(
+    return filled(
+        "judge_report.html.j2",
         title=report.title,
         judge=report.judge,
-        css=Markup(load.get_source(environment, "page.css")[0]),
         headline=headline(report),
         tiles=tiles(report),
         notices=report.notices,
         chapters=chapters(report),
         columns=[heading for heading, _ in COLUMNS.values()],
-        version=_version(),
     )
 
 

@@ -9,7 +9,6 @@ measured'.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from mmrubric.report.numbers import finite
 from mmrubric.report.probes import ProbeResult
 from mmrubric.report.rubric_report_inputs import Judged, Source, known_tables
 from mmrubric.report.rubric_report_numbers import PowerNumbers, RubricNumbers, by_rule, read_rubrics, read_verdicts
-from mmrubric.report.write import _replace
+from mmrubric.report.written import WrittenReport, write_files
 from mmrubric.similar import Encoder
 
 
@@ -141,17 +140,7 @@ def rubric_report(
     )
 
 
-@dataclass(frozen=True)
-class WrittenRubricReport:
-    """Where a rubric report is, and its numbers."""
-
-    html: Path
-    json: Path
-    data: dict[str, Any]
-    """The content of report.json."""
-
-
-def write_rubric_report(report: RubricReport, directory: str | Path) -> WrittenRubricReport:
+def write_rubric_report(report: RubricReport, directory: str | Path) -> WrittenReport:
     """Write `report.html`, which opens without a network, and `report.json`.
 
     Raises:
@@ -160,10 +149,4 @@ def write_rubric_report(report: RubricReport, directory: str | Path) -> WrittenR
     report.reliability.require_all()
     from mmrubric.report.rubric_report_page import render
 
-    data, page = report.as_json(), render(report)
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = WrittenRubricReport(folder / "report.html", folder / "report.json", data)
-    _replace(written.json, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    _replace(written.html, page)
-    return written
+    return write_files(report.as_json(), render(report), directory)

@@ -16,7 +16,7 @@ from mmrubric.report.judge_report_page import Bar, Picture, _shown
 from mmrubric.report.rubric_report import RubricReport
 from mmrubric.report.rubric_report_numbers import CriterionPower, RubricNumbers, by_rule
 from mmrubric.report.wording import percent, points
-from mmrubric.report.write import _environment, _version
+from mmrubric.report.written import filled
 
 QUESTIONS = {
     "rubric_quality": "Are the checklists well made",
@@ -59,17 +59,13 @@ class Chapter:
 
 def render(report: RubricReport) -> str:
     """The page as text; it needs no network."""
-    environment = _environment()
-    load = environment.loader
-    assert load is not None
-    return environment.get_template("rubric_report.html.j2").render(
+    return filled(
+        "rubric_report.html.j2",
         title=report.title,
-        css=Markup(load.get_source(environment, "page.css")[0]),
         headline=headline(report),
         tiles=tiles(report),
         notices=report.notices,
         chapters=chapters(report),
-        version=_version(),
     )
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from mmrubric.report import page
 from mmrubric.report.model import AlignmentReport
 from mmrubric.report.numbers import Numbers, as_json, compute
+from mmrubric.report.written import WrittenReport, filled, source_of, write_files
 
 PICTURES = 48
 """Prompts shown with pictures."""
@@ -26,14 +24,10 @@ STRIP = 10
 
 
 @dataclass(frozen=True)
-class Written:
-    """Where a report is, and its numbers."""
+class Written(WrittenReport):
+    """Where the report of a run is, and its numbers, also as they were computed."""
 
-    html: Path
-    json: Path
     numbers: Numbers
-    data: dict[str, Any]
-    """The content of report.json."""
 
 
 def write_report(
@@ -66,34 +60,8 @@ def write_report(
         report = replace(report, seconds=now - began, timings=timings)
     data = as_json(report, numbers)
     text = render(report, numbers, pictures=pictures)
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    html, beside = folder / "report.html", folder / "report.json"
-    _replace(beside, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    _replace(html, text)
-    return Written(html, beside, numbers, data)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a whole file or nothing, so that a full disk leaves an older report readable."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    """The templates, compiled once per process."""
-    return Environment(
-        loader=PackageLoader("mmrubric.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    files = write_files(data, text, directory)
+    return Written(files.html, files.json, data, numbers)
 
 
 def _script_json(value: Any) -> Markup:
@@ -114,10 +82,6 @@ def render(report: AlignmentReport, numbers: Numbers, *, pictures: int = PICTURE
 
     strip_share = 1 + min(STRIP, pictures) / max(1, pictures)
     shown = page.cards(report, numbers, pictures, int(PICTURE_BUDGET / strip_share))
-    environment = _environment()
-    load = environment.loader
-    assert load is not None
-    css, js = (Markup(load.get_source(environment, name)[0]) for name in ("page.css", "page.js"))
     sections = [
         (
             key,
@@ -134,10 +98,10 @@ def render(report: AlignmentReport, numbers: Numbers, *, pictures: int = PICTURE
     ]
     flow = page.flow(numbers.judge)
     rows = page.kind_rows(numbers.judge)
-    return environment.get_template("page.html.j2").render(
+    return filled(
+        "page.html.j2",
         title=report.title,
-        css=css,
-        js=js,
+        js=Markup(source_of("page.js")),
         headline=page.headline(report, numbers),
         method=report.method,
         tiles=page.tiles(report, numbers),
@@ -164,15 +128,4 @@ def render(report: AlignmentReport, numbers: Numbers, *, pictures: int = PICTURE
         settings=page.settings(report.settings),
         all_prompts=page.all_prompts(report, numbers),
         reasons=_script_json({str(k): c.reasons for k, c in enumerate(shown)}),
-        version=_version(),
     )
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("mmrubric")
-    except PackageNotFoundError:
-        # A source checkout on PYTHONPATH has no version of its own.
-        return "(source)"
