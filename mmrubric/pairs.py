@@ -14,14 +14,15 @@ class PreferencePair:
     """What generators learn from, and what verification holds a rubric against.
 
     Raises:
-        InputError: not exactly two candidates, or `preferred` is neither 0 nor 1.
+        InputError: not exactly two candidates, or `preferred` is neither 0 nor 1 nor None.
     """
 
     prompt: str
     candidates: tuple[Candidate, Candidate]
     """In the order in which they are shown."""
-    preferred: int
-    """Index of the preferred candidate: 0 or 1. Both should occur in a data set, or a model learns the position."""
+    preferred: int | None = None
+    """Index of the preferred candidate: 0 or 1. Both should occur in a data set, or a model learns the position.
+    None = nobody has said."""
     source: Media | None = None
     """Source image of an edit."""
     id: str = ""
@@ -31,19 +32,27 @@ class PreferencePair:
     def __post_init__(self) -> None:
         if len(self.candidates) != 2:
             raise InputError(f"pair {self.id!r}: needs two candidates, got {len(self.candidates)}")
-        if self.preferred not in (0, 1) or isinstance(self.preferred, bool):
+        if self.preferred not in (None, 0, 1) or isinstance(self.preferred, bool):
             raise InputError(f"pair {self.id!r}: preferred must be 0 or 1, got {self.preferred!r}")
+
+    @property
+    def label(self) -> int:
+        """`preferred`, where somebody has said; `InputError` otherwise."""
+        if self.preferred is None:
+            raise InputError(f"pair {self.id!r}: field preferred is missing; say 0 or 1")
+        return self.preferred
 
     @property
     def better(self) -> Candidate:
         """The preferred candidate."""
-        return self.candidates[self.preferred]
+        return self.candidates[self.label]
 
     @property
     def worse(self) -> Candidate:
         """The other one."""
-        return self.candidates[1 - self.preferred]
+        return self.candidates[1 - self.label]
 
     def swapped(self) -> PreferencePair:
         """The same pair, shown in the other order."""
-        return replace(self, candidates=self.candidates[::-1], preferred=1 - self.preferred)
+        preferred = None if self.preferred is None else 1 - self.preferred
+        return replace(self, candidates=self.candidates[::-1], preferred=preferred)

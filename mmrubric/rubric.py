@@ -217,7 +217,7 @@ class Provenance(_Frozen):
     template_hash: StrictStr = ""
     evidence: tuple[StrictStr, ...] = ()
     verified_by: StrictStr = ""
-    """How it was verified: label, consistency, human, or "" for not at all."""
+    """How it was verified: label, consistency, proxy, human, or "" for not at all."""
     pair_id: StrictStr = ""
     refinements: int | None = None
     roles: tuple[StrictStr, ...] = ()

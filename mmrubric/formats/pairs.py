@@ -6,12 +6,15 @@ Source: Auto-Rubric as Reward, arXiv 2605.08354 (its code's keys); OpenRubrics, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from mmrubric.errors import InputError
 from mmrubric.formats.base import Place
 from mmrubric.formats.fields import container, record, text_of
 from mmrubric.group import PairVerdict
+from mmrubric.judging import Candidate
+from mmrubric.pairs import PreferencePair
 
 _SOURCES = ("source_image", "base_image", "original_image", "input_image", "reference_image", "ref_image")
 _EDITED = tuple(f"{name}_image{s}" for name in ("edited", "target", "output", "result") for s in ("s", ""))
@@ -54,6 +57,25 @@ class RankedCandidates:
         if first == second:
             return PairVerdict.TIE
         return PairVerdict.WIN_A if first < second else PairVerdict.WIN_B
+
+    def pair(self) -> PreferencePair:
+        """The row as generators learn from it; a tie, and a row without ranks, has no preferred candidate.
+
+        Raises:
+            InputError: there are not exactly two candidates.
+        """
+        if len(self.candidates) != 2:
+            raise InputError(f"pair {self.id!r}: needs two candidates, got {len(self.candidates)}")
+        first, second = (_candidate(one, self.kind) for one in self.candidates)
+        winner = {PairVerdict.WIN_A: 0, PairVerdict.WIN_B: 1}.get(self.label) if self.ranks is not None else None
+        source = None if self.source is None else _candidate(self.source, "image")
+        assert not isinstance(source, str)
+        return PreferencePair(self.prompt, (first, second), winner, source, self.id)
+
+
+def _candidate(value: str | bytes, kind: str) -> Candidate:
+    """A text as it is; an image's name as a path, so that it is not taken for a text."""
+    return Path(value) if kind == "image" and isinstance(value, str) else value
 
 
 def from_arr_pairs(raw: Any, place: Place) -> RankedCandidates:

@@ -131,8 +131,9 @@ class AutoRubricGenerator(LLMGenerator):
         pairs = named(examples, f"{self._where}: fit")
         if not pairs:
             raise InputError(f"{self._where}: fit: give at least one pair")
-        warn_of(pairs, self.verify != "consistency")
-        shown = await shown_pairs(pairs)
+        labelled = self.verify != "consistency"
+        warn_of(pairs, labelled)
+        shown = await shown_pairs(pairs, labelled)
         writer = PairWriter(
             self,
             self._verifier,
@@ -140,7 +141,6 @@ class AutoRubricGenerator(LLMGenerator):
             self.max_refinements,
             self.empty_tries,
             self.sample_temperature,
-            self.verify != "consistency",
         )
         if len(shown) <= ALL_AT_ONCE:
             outcomes = await run_all(writer.outcome(pair) for pair in shown)

@@ -55,7 +55,6 @@ class PairWriter:
         max_refinements: after the first writing; so there is one more verification than refinements.
         empty_tries: how often a list that comes back empty is asked for.
         heat: temperature of all tries but the first.
-        labelled: whether the writer learns which candidate people preferred, and why.
     """
 
     writer: LLMGenerator
@@ -64,7 +63,6 @@ class PairWriter:
     max_refinements: int
     empty_tries: int
     heat: float
-    labelled: bool
 
     async def outcome(self, pair: ShownPair) -> Outcome:
         """Generate, verify, refine; discard what is still wrong at the end."""
@@ -123,7 +121,7 @@ class PairWriter:
         return reply.criteria
 
     def _preference(self, pair: ShownPair) -> str:
-        if not self.labelled:
+        if pair.preferred is None:
             return "Nobody has said which one is better."
         told = f"People preferred {LABELS[pair.preferred]}."
         return f"{told} Their reason:\n{fenced('reason', pair.rationale)}" if pair.rationale else told

@@ -172,6 +172,7 @@ class PromptWriter:
             seen = pair.shown(labels=labels)
             pictures += tuple((self._renamed(label, number), part) for label, part in seen.pictures)
             lines += [f"Example {number}. Prompt:", fenced_prompt(pair.prompt), seen.text]
+            assert pair.preferred is not None, "examples are labelled"
             lines.append(f"Preferred: candidate {pair.preferred + 1}.")
             lines += ["Reason:", fenced("reason", pair.rationale)] if pair.rationale else []
         return pictures, self.asker.texts.fill("examples", "question", examples="\n".join(lines))

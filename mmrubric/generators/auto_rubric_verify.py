@@ -30,19 +30,21 @@ class ShownPair:
     id: str
     prompt: str
     candidates: tuple[Part, Part]
-    preferred: int
+    preferred: int | None
+    """None where labels are not looked at."""
     source: ImagePart | None = None
     rationale: str = ""
 
     @classmethod
-    async def of(cls, pair: PreferencePair) -> ShownPair:
-        """Normalises and encodes the pictures of a pair. Bad pictures: `InputError` with the pair's id."""
+    async def of(cls, pair: PreferencePair, labelled: bool) -> ShownPair:
+        """Normalises and encodes the pictures of a pair. A bad picture or, where `labelled`, a missing label is an
+        `InputError` with the pair's id."""
         where = f"pair {pair.id!r}"
         source = None if pair.source is None else await part_of(pair.source, f"{where}: source")
         if isinstance(source, str):
             raise InputError(f"{where}: source must be a picture, got a text")
         first, second = [await part_of(candidate, where) for candidate in pair.candidates]
-        return cls(pair.id, pair.prompt, (first, second), pair.preferred, source, pair.rationale)
+        return cls(pair.id, pair.prompt, (first, second), pair.label if labelled else None, source, pair.rationale)
 
     @property
     def identical(self) -> bool:
@@ -172,12 +174,12 @@ def _expected(pair: ShownPair, swapped: bool) -> str:
     return f"Expected were the ranks {[1, 2] if first else [2, 1]}."
 
 
-async def shown_pairs(pairs: Sequence[PreferencePair]) -> list[ShownPair]:
-    """All pairs, ready to be shown; encoded a few at a time."""
+async def shown_pairs(pairs: Sequence[PreferencePair], labelled: bool = True) -> list[ShownPair]:
+    """All pairs, ready to be shown, with or without their labels; encoded a few at a time."""
     limit = asyncio.Semaphore(8)
 
     async def one(pair: PreferencePair) -> ShownPair:
         async with limit:
-            return await ShownPair.of(pair)
+            return await ShownPair.of(pair, labelled)
 
     return await run_all(one(pair) for pair in pairs)

@@ -70,7 +70,7 @@ class RuleScores:
     def differences(self, rules: Sequence[Criterion]) -> Floats:
         """d [P, J]: score of the preferred candidate minus that of the other one; NaN = unknown."""
         met = self.met(rules)
-        return differences(met[:, 0], met[:, 1], [pair.preferred for pair in self._pairs])
+        return differences(met[:, 0], met[:, 1], [pair.label for pair in self._pairs])
 
     def met(self, rules: Sequence[Criterion]) -> Floats:
         """[P, 2, J] scores of both candidates, in the order of the pair."""

@@ -186,6 +186,8 @@ class RulesFromPairs(GlobalGenerator):
         for example in examples:
             if not isinstance(example, PreferencePair):
                 raise InputError(f"{self._where}: fit takes PreferencePair, got {type(example).__name__}")
+            if example.preferred is None:
+                raise InputError(f"{self._where}: pair {example.id!r}: field preferred is missing; say 0 or 1")
         turns: dict[str, int] = defaultdict(int)
         ranks = []
         margins = [0.0 if self.margin is None else self.margin(pair) for pair in examples]
@@ -305,7 +307,7 @@ class RulesFromPairs(GlobalGenerator):
             check=lambda reply: check_wording([rule.rule for rule in reply.rules], pair.prompt),
             prompt=fenced_prompt(pair.prompt),
             answers=shown.text,
-            preferred="AB"[pair.preferred],
+            preferred="AB"[pair.label],
             known=known,
         )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mmrubric import InputError, PairVerdict, Rubric, formats
+from mmrubric.pairs import PreferencePair
 from tests.mmrubric.formats.golden import HEALTHBENCH, IMPORT_ONLY, PRBENCH, RAR, RUBRICHUB, VERL
 
 GOLDEN = dict(IMPORT_ONLY)
@@ -300,3 +302,23 @@ def test_broken_pairs_are_named(record: dict[str, Any], message: str) -> None:
         pair(**record)
     with pytest.raises(InputError, match="field 'winner': expected 'A' or 'B', got None"):
         formats.pair_from_record("openrubrics", {"instruction": "p", "response_a": "A", "response_b": "B"})
+
+
+def test_a_ranked_row_becomes_a_pair_to_learn_from() -> None:
+    made = formats.pair_from_record(
+        "arr_pairs", {"query": "a red bus", "response": ["a.png", "b.png"], "label_rank": [2, 1]}
+    )
+    assert made.pair() == PreferencePair("a red bus", (Path("a.png"), Path("b.png")), 1, id=made.id)
+    tied = formats.pair_from_record(
+        "arr_pairs", {"query": "a red bus", "response": ["a.png", "b.png"], "label_rank": [1, 1]}
+    )
+    assert tied.pair().preferred is None
+    three = formats.pair_from_record(
+        "arr_pairs", {"query": "a red bus", "response": ["a.png", "b.png", "c.png"], "label_rank": [1, 2, 3]}
+    )
+    with pytest.raises(InputError, match="needs two candidates, got 3"):
+        three.pair()
+    text = formats.pair_from_record(
+        "openrubrics", {"instruction": "p", "rubric": "1. x", "response_a": "A", "response_b": "B", "winner": "A"}
+    )
+    assert text.pair().candidates == ("A", "B") and text.pair().preferred == 0

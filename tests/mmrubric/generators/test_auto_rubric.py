@@ -511,3 +511,14 @@ def test_the_source_of_an_edit_is_shown():
 def test_when_the_model_fails_the_rules_write_it():
     _, arr = make([Failure.refused])
     assert any("auto_rubric/1 failed" in note for note in arr.generate_sync(PROMPT).provenance.notes)
+
+
+def test_unlabelled_pairs_are_for_consistency_alone():
+    bare = [PreferencePair(PROMPT, ("good work", "bad work"), id="a")]
+    client, arr = make(Model(), verify="consistency")
+    fit(arr, bare)
+    assert arr.rubric.provenance.verified_by == "consistency"
+    assert not any("People preferred" in text_of(request) for request in client.asked)
+    _, arr = make(Model())
+    with pytest.raises(InputError, match="pair 'a': field preferred is missing"):
+        fit(arr, bare)
