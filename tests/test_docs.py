@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from mmrubric import generators
+
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN_FAILURES = ROOT / "docs" / "known_failures.md"
 ROW = re.compile(r"^\| ([TJ]F\d\d) \| (.+) \| (.+) \|$", re.MULTILINE)
 NAMED_FILE = re.compile(r"\b((?:configs|docs|scripts|tests|pipelines|trainers|judges)/[\w./-]+\.\w+)")
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/known_failures.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/known_failures.md", "docs/generators.md"]
 
 
 def rows() -> list[tuple[str, str]]:
@@ -77,3 +79,8 @@ def test_constraints_name_no_host_and_no_folder():
     pins = [line for line in lines if line and not line.startswith("#")]
     wrong = [line for line in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", line)]
     assert not wrong, f"only name==version belongs here: {wrong}"
+
+
+def test_every_generator_is_in_the_table():
+    table = (ROOT / "docs" / "generators.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == generators.names()
