@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Annotated, Any, ParamSpec
@@ -81,6 +82,7 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
         _output.set(out)
         handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
         logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
+        warnings.showwarning = lambda message, *place, **more: logging.warning("%s", message)
         try:
             # What libraries print goes to standard error: standard output is the result's alone.
             with contextlib.redirect_stdout(sys.stderr):

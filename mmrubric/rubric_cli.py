@@ -260,9 +260,10 @@ def convert(
     """Convert rubric files between the formats of the field."""
     from mmrubric import formats
 
-    written, dropped = formats.write(formats.read(file, source), out, target, lossy=lossy)
-    data = {"file": str(out), "rubrics": written, "dropped": dropped}
-    output().show(data, f"{written} rubrics written to {out}", *(f"Dropped: {line}" for line in dropped[:20]))
+    made = formats.write(formats.read(file, source), out, target, lossy=lossy)
+    lines = [f"Dropped: {field}, {count} times" for field, count in made.dropped.items()]
+    data = {"file": str(out), "rubrics": made.rubrics, "dropped": made.dropped}
+    output().show(data, f"{made.rubrics} rubrics written to {out}", *lines)
 
 
 @rubric_app.command("export-sft", epilog="Example: mmrubric rubric export-sft rubrics.jsonl --out sft.jsonl")

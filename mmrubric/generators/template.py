@@ -19,8 +19,8 @@ from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags
 NAME = "template/1"
 _TAGS = Tags(Construction.human_expert, Optimisation.none, Signal.output_level, Loop.none)
 _REALISM = (
-    ("natural_shapes", "Everything in the picture has a complete and natural shape."),
-    ("clean", "The picture is free of smears, noise and watermarks."),
+    ("natural_shapes", "Everything in the picture has a natural shape."),
+    ("clean", "The picture is free of visual artefacts."),
 )
 
 
@@ -136,7 +136,7 @@ def _count(thing: Thing, number: int, parent: tuple[str, ...]) -> Criterion:
 
 
 def _attribute(thing: Thing, word: str, kind: str, parent: tuple[str, ...]) -> Criterion:
-    said = f"made of {words.MATERIALS[word]}" if kind == "material" else word
+    said = f"made of {word}" if words.MATERIALS.get(word) == word else word
     return _made(
         f"{kind}_{slug(thing.noun)}_{slug(word)}",
         f"The {thing.noun} {_is(thing)} {said}.",

@@ -89,6 +89,22 @@ def test_bad_words(words, message):
     assert result.exit_code == 2 and message in result.stderr.replace("\n", "")
 
 
+def test_convert_there_and_back_and_what_does_not_fit(tmp_path: Path):
+    row = {"prompt_id": "p", "prompt": [{"role": "user", "content": "Draw a bus"}], "example_tags": [], "rubrics": []}
+    row["rubrics"] = [{"criterion": "The bus is red", "points": 5, "tags": []}]
+    (tmp_path / "hb.jsonl").write_text(json.dumps(row) + "\n")
+    made = json.loads(call("rubric", "convert", tmp_path / "hb.jsonl", "--out", tmp_path / "r.jsonl", "--json").stdout)
+    assert made == {"file": str(tmp_path / "r.jsonl"), "rubrics": 1, "dropped": {}}
+    words = ["rubric", "convert", tmp_path / "r.jsonl", "--out", tmp_path / "back.jsonl", "--to", "healthbench"]
+    assert call(*words).exit_code == 0 and json.loads((tmp_path / "back.jsonl").read_text()) == row
+    call("rubric", APPLES, "--out", tmp_path / "a.yaml")
+    words = ["rubric", "convert", tmp_path / "a.yaml", "--out", tmp_path / "a.json", "--to", "rar"]
+    refused = call(*words)
+    assert refused.exit_code == 2 and "cannot hold" in refused.stderr and not (tmp_path / "a.json").exists()
+    lossy = call(*words, "--lossy")
+    assert lossy.exit_code == 0 and "depends_on, 5 times" in lossy.stdout and "UserWarning" not in lossy.stderr
+
+
 def test_many_prompts_by_rules(tmp_path: Path):
     (tmp_path / "p.txt").write_text("a red cup\n\ntwo dogs\n")
     result = call("rubric", "--prompts", tmp_path / "p.txt", "--out", tmp_path / "r.jsonl", "--json")

@@ -13,6 +13,7 @@ from mmrubric import generators
 from mmrubric.benchmarks import geneval
 from mmrubric.errors import InputError
 from mmrubric.generators.template_parse import singular
+from mmrubric.quality import lint
 from tests.official import official
 
 TEMPLATE = generators.build("template", realism=False)
@@ -47,7 +48,8 @@ def test_the_readme_prompt():
         ("a pair of glasses", {"Glasses are visible."}),
         ("a pair of cats", {"Cats are visible.", "Exactly two cats are visible."}),
         ("12 eggs", {"Eggs are visible.", "Exactly twelve eggs are visible."}),
-        ("a dark blue wooden chair", {"A chair is visible.", "The chair is dark blue.", "The chair is made of wood."}),
+        ("a dark blue wooden chair", {"A chair is visible.", "The chair is dark blue.", "The chair is wooden."}),
+        ("a glass bowl", {"A bowl is visible.", "The bowl is made of glass."}),
         ("a man riding a horse", {"A man is visible.", "A horse is visible.", "The man is riding the horse."}),
         ("a dog running", {"A dog is visible.", "The dog is running."}),
         ("a dog with a hat", {"A dog is visible.", "A hat is visible.", "The dog has the hat."}),
@@ -89,6 +91,12 @@ def test_realism_comes_last_and_always():
 def test_a_prompt_without_a_known_fact_is_asked_about_as_a_whole():
     rubric = TEMPLATE.generate_sync("!?")
     assert [c.text for c in rubric.criteria] == ["The picture shows: !?"] and "no fact" in rubric.provenance.notes[0]
+
+
+def test_its_own_rubrics_pass_the_lint():
+    prompt = "three red apples on a wooden table next to a sign saying OPEN, an oil painting"
+    found = lint(generators.build("template").generate_sync(prompt))
+    assert not [finding for finding in found if finding.severity != "note"]
 
 
 def test_a_blank_prompt_is_refused():
