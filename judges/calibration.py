@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from judges.ensemble import Member, built
 from judges.pictures import Checks, count
 from mmrubric import rubric_io
+from mmrubric.atomic import write_text
 from mmrubric.checks import number, one_of
 from mmrubric.errors import InputError
 from mmrubric.judging import Judge, JudgeRequest, SyncMixin
@@ -138,7 +139,7 @@ class Calibration:
     def save(self, path: str | Path) -> None:
         """Write a JSON file, whole or not at all."""
         text = json.dumps(self.to_dict(), ensure_ascii=False, indent=2, allow_nan=False)
-        rubric_io._write(Path(path), text + "\n")
+        write_text(Path(path), text + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
@@ -147,7 +148,7 @@ class Calibration:
         Raises:
             InputError: names the file and the field that is wrong.
         """
-        data = rubric_io._json(rubric_io._read(Path(path)), str(path))
+        data = rubric_io.parse_json(rubric_io.read_text(Path(path)), str(path))
         wanted = {"format", "method", "judge_id", "pooled", "kinds", "notes"}
         if not isinstance(data, dict) or set(data) != wanted:
             raise InputError(f"{path}: is no calibration; expected an object with {', '.join(sorted(wanted))}")

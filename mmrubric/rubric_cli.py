@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -26,7 +25,7 @@ _WRITE = "write"
 class _WriteByDefault(TyperGroup):
     """`mmrubric rubric PROMPT` is `mmrubric rubric write PROMPT`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [_WRITE, *args]
         return super().parse_args(ctx, args)

@@ -153,8 +153,8 @@ def warn_of(pairs: Sequence[PreferencePair], labelled: bool) -> None:
     """Warns of a data set from which a rubric is hard to learn."""
     if len(pairs) < FEW:
         warnings.warn(f"{len(pairs)} pairs are few: pick them by hand, or give {FEW} or more", stacklevel=2)
-    places = {pair.preferred for pair in pairs}
-    if labelled and len(pairs) > 1 and len(places) == 1:
+    places = {pair.label for pair in pairs} if labelled else set()
+    if len(pairs) > 1 and len(places) == 1:
         place = places.pop() + 1
         warnings.warn(
             f"the preferred candidate is always number {place}, so that a model may learn the position; "
