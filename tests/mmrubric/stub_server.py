@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -133,6 +134,11 @@ def serve(stub: Stub) -> Iterator[Stub]:
         # The default of 5 waiting connections resets some of a burst of calls.
         request_queue_size = 512
         daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            # A client that was killed leaves broken connections behind; their tracebacks would bury everything else.
+            if not isinstance(sys.exc_info()[1], ConnectionError | json.JSONDecodeError):
+                super().handle_error(request, client_address)
 
     server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)

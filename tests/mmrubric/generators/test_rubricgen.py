@@ -50,15 +50,13 @@ def test_what_nobody_should_learn_from_is_left_out_with_its_reason():
     }
 
 
-def test_the_command_writes_rows_that_datasets_loads(tmp_path: Path):
-    datasets = pytest.importorskip("datasets", reason="datasets comes with trl, which is not installed")
-    Rubric.save_many([GOOD], tmp_path / "r.jsonl")
-    data = json.loads(
-        call("rubric", "export-sft", tmp_path / "r.jsonl", "--out", tmp_path / "s.jsonl", "--json").stdout
-    )
-    assert data["rows"] == 1 and data["left_out"] == {}
-    loaded = datasets.load_dataset("json", data_files=str(tmp_path / "s.jsonl"), cache_dir=str(tmp_path))["train"]
-    assert loaded.column_names == ["messages"] and json.loads(loaded[0]["messages"][-1]["content"])["criteria"]
+def test_the_command_writes_one_chat_a_line(tmp_path: Path):
+    Rubric.save_many([GOOD, GOOD], tmp_path / "r.jsonl")
+    words = ["rubric", "export-sft", tmp_path / "r.jsonl", "--out", tmp_path / "s.jsonl", "--json"]
+    data = json.loads(call(*words).stdout)
+    assert data["rows"] == 2 and data["left_out"] == {}
+    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert rows == sft_rows([GOOD, GOOD])[0]
 
 
 def test_nothing_to_learn_from_is_bad_input(tmp_path: Path):
