@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from mmrubric.checks import number
 from mmrubric.errors import InputError
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.rubric_io import explain
@@ -35,6 +36,7 @@ def disabled(rubric: Rubric) -> list[Criterion]:
 
 def set_weight(rubric: Rubric, selector: str, weight: float) -> Rubric:
     """A new version with this magnitude of weight; the sign stays what it was."""
+    number(f"weight of {selector!r}", weight)
     if not weight > 0:
         raise InputError(f"weight of {selector!r}: must be above 0, got {weight!r}; polarity is an edit of its own")
     return _changed(rubric, selector, lambda c: {"weight": float(weight if c.weight > 0 else -weight)})
@@ -99,6 +101,8 @@ def with_always(rubric: Rubric, always: Iterable[Criterion]) -> Rubric:
 def keep_locked(old: Rubric, new: Rubric) -> Rubric:
     """A new draft of a rubric that keeps the locked criteria of the old one, first and as they were.
 
+    What was switched off in the old one, by id, stays switched off.
+
     Raises:
         InputError: the drafts are for different prompts.
     """
@@ -107,13 +111,18 @@ def keep_locked(old: Rubric, new: Rubric) -> Rubric:
     locked = [criterion for criterion in old.criteria if is_locked(criterion)]
     ids = {criterion.id for criterion in locked}
     rest = [criterion for criterion in new.criteria if criterion.id not in ids]
-    known = ids | {criterion.id for criterion in rest}
-    locked = [c.model_copy(update={"depends_on": tuple(id for id in c.depends_on if id in known)}) for c in locked]
-    merged = old.edited((*locked, *rest))
-    provenance = new.provenance.model_copy(
-        update={"version": merged.provenance.version, "parent": merged.provenance.parent}
+    off = {criterion.id for criterion in disabled(old)}
+    kept = [criterion for criterion in (*locked, *rest) if criterion.id not in off]
+    if not kept:
+        raise InputError("every criterion of the new draft was switched off in the old one")
+    known = {criterion.id for criterion in kept}
+    merged = old.edited(
+        c.model_copy(update={"depends_on": tuple(id for id in c.depends_on if id in known)}) for c in kept
     )
-    return merged.model_copy(update={"provenance": provenance})
+    version = {"version": merged.provenance.version, "parent": merged.provenance.parent}
+    return _with_disabled(
+        merged.model_copy(update={"provenance": new.provenance.model_copy(update=version)}), disabled(old)
+    )
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrubric.errors import InputError
+from mmrubric.checks import number
+from mmrubric.errors import InputError, RunError
 from mmrubric.generators.base import RubricGenerator
+from mmrubric.generators.llm import GenerationFailed
 from mmrubric.judging import run_all, run_sync
 from mmrubric.prompt import Prompt
 from mmrubric.rubric import Rubric
@@ -46,7 +48,7 @@ def read_prompts(path: Path) -> list[Row]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-    rows = [_row(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+    rows = [_row(line, path, count) for count, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise InputError(f"{path}: holds no prompt")
     seen: dict[str, None] = {}
@@ -57,45 +59,76 @@ def read_prompts(path: Path) -> list[Row]:
     return rows
 
 
+@dataclass
+class Generated:
+    """Rubrics for the prompts of a file."""
+
+    rubrics: list[Rubric]
+    """In the order of the prompts, without those of `failed`; the id of the prompt stands in `provenance.extra`."""
+    failed: dict[str, str]
+    """Ids of the prompts for which there is none, and why."""
+    fell_back: dict[str, str]
+    """Ids of the prompts for which another generator wrote the rubric, and why."""
+
+
 def generate_all(
     generator: RubricGenerator,
     rows: Sequence[Row],
     *,
     width: int = 64,
+    max_failure_share: float = 0.2,
     advance: Callable[[int], None] = lambda count: None,
-) -> list[Rubric]:
-    """A rubric for each prompt, in order; the id of the prompt stands in `provenance.extra`.
+) -> Generated:
+    """A rubric for each prompt.
 
     Args:
         generator: who writes them.
         rows: the prompts.
         width: prompts at a time.
+        max_failure_share: it stops as soon as the generator has failed on more than this share of the prompts, whether
+            a fallback wrote their rubrics or nobody.
         advance: gets the number of prompts that are done.
 
     Raises:
-        RunError: the generator gave up on a prompt, or its server refuses every call; what was answered is in the
-            store.
+        RunError: too many failures, or the server refuses every call; what was answered is in the store.
     """
-    return run_sync(_all(generator, rows, width, advance))
+    return run_sync(_all(generator, rows, width, number("max_failure_share", max_failure_share, 0.0, 1.0), advance))
 
 
 async def _all(
-    generator: RubricGenerator, rows: Sequence[Row], width: int, advance: Callable[[int], None]
-) -> list[Rubric]:
+    generator: RubricGenerator, rows: Sequence[Row], width: int, share: float, advance: Callable[[int], None]
+) -> Generated:
     # Equal prompts at the same time would both be asked about, because neither is in the store yet.
     counts = Counter((row.prompt.text, row.source) for row in rows)
     left = iter({(row.prompt.text, row.source): row for row in reversed(rows)}.items())
     made: dict[tuple[str, Path | None], Rubric] = {}
+    why: dict[tuple[str, Path | None], str] = {}
 
     async def work() -> None:
         for key, row in left:
-            made[key] = await generator.generate(row.prompt, source=row.source)
+            try:
+                made[key] = await generator.generate(row.prompt, source=row.source)
+                reason = fell_back(made[key])
+            except GenerationFailed as error:
+                reason = str(error)
+            if reason is not None:
+                why[key] = reason
+                if sum(counts[one] for one in why) > share * len(rows):
+                    raise RunError(
+                        f"the generator failed on {len(why)} prompts, more than max_failure_share={share:g} of "
+                        f"{len(rows)} allows; the last: {reason}"
+                    )
             advance(counts[key])
             # A generator that never waits would keep the others, and Ctrl-C, from their turn.
             await asyncio.sleep(0)
 
     await run_all(work() for _ in range(min(width, len(counts))))
-    return [_named(made[row.prompt.text, row.source], row.prompt.id) for row in rows]
+    keyed = [(row.prompt.id, (row.prompt.text, row.source)) for row in rows]
+    return Generated(
+        [_named(made[key], id) for id, key in keyed if key in made],
+        {id: why[key] for id, key in keyed if key not in made},
+        {id: why[key] for id, key in keyed if key in made and key in why},
+    )
 
 
 def _named(rubric: Rubric, prompt_id: str) -> Rubric:
@@ -108,8 +141,8 @@ def fell_back(rubric: Rubric) -> str | None:
     return next((note for note in rubric.provenance.notes if note.startswith("written by ")), None)
 
 
-def _row(line: str, path: Path, number: int) -> Row:
-    where = f"{path}:{number}"
+def _row(line: str, path: Path, count: int) -> Row:
+    where = f"{path}:{count}"
     data: Any = line.strip()
     if path.suffix == ".jsonl":
         try:
@@ -128,7 +161,7 @@ def _row(line: str, path: Path, number: int) -> Row:
         source = path.parent / str(source)
         if not source.is_file():
             raise InputError(f"{where}: field source: there is no file {source}")
-    return Row(Prompt(id=str(next(_values(data, _IDS), number)), text=text.strip()), source)
+    return Row(Prompt(id=str(next(_values(data, _IDS), count)), text=text.strip()), source)
 
 
 def _values(data: dict[str, Any], names: Sequence[str]) -> Iterator[Any]:

@@ -24,8 +24,8 @@ RubricFile = Annotated[Path | None, typer.Option("--rubric", "-r", help="A check
 Generator = Annotated[
     str | None,
     typer.Option(
-        help="Who writes the checklist; without it shapes for prompts of the world of shapes, and template, which "
-        "works by rules, for all others.",
+        help="Who writes the checklist; without it shapes for a prompt of the world of shapes, and template, which "
+        "works by rules, for any other.",
         show_default=False,
     ),
 ]

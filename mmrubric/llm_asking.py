@@ -62,18 +62,18 @@ class Asker:
         self, request: ChatRequest, read: Callable[[Any], Reading[T]], route: str | None, re_asks: int
     ) -> Answer[T]:
         """An answer in JSON; `read` raises `BadAnswer` for one that it cannot use."""
-        stored = self._stored(request, read)
+        stored, refused = self._stored(request, read)
         if stored is not None:
             return stored
         reply = await ask_json(self.client, request, read, re_asks=re_asks, route=route)
         if reply.value is None:
             return Answer(None, reply.failure, reply.detail, reply.cost, reply.found)
-        self._keep(request, reply.sent, reply.value.kept)
+        self._keep(request, reply.sent, reply.value.kept, refused)
         return Answer(reply.value.value, cost=reply.cost)
 
     async def first_token(self, request: ChatRequest, read: Callable[[Any], Reading[T]], route: str) -> Answer[T]:
         """An answer in one token; `read` gets the most probable tokens with their log-probabilities."""
-        stored = self._stored(request, read)
+        stored, refused = self._stored(request, read)
         if stored is not None:
             return stored
         reply = await self.client.chat(request, route=route)
@@ -83,25 +83,27 @@ class Asker:
             reading = read(first_top(reply))
         except BadAnswer as error:
             return Answer(None, error.failure, str(error), reply.cost)
-        self._keep(request, reply.sent, reading.kept)
+        self._keep(request, reply.sent, reading.kept, refused)
         return Answer(reading.value, cost=reply.cost)
 
-    def _stored(self, request: ChatRequest, read: Callable[[Any], Reading[T]]) -> Answer[T] | None:
+    def _stored(self, request: ChatRequest, read: Callable[[Any], Reading[T]]) -> tuple[Answer[T] | None, bool]:
+        """An answer that can be used, and whether there is one that cannot."""
+        refused = False
         if self._store is None:
-            return None
+            return None, refused
         for form in self.client.sent_forms(request):
             entry = self._store.get_json(self._key(form), self._kind)
             if entry is not None and "asked_again" in entry:
                 entry = self._store.get_json(entry["asked_again"], self._kind)
             if entry is not None:
                 try:
-                    return Answer(read(entry["answer"]).value, cost=Cost(cached=True))
+                    return Answer(read(entry["answer"]).value, cost=Cost(cached=True)), refused
                 except BadAnswer:
-                    # Kept under looser options, such as a larger off_mass.
-                    return None
-        return None
+                    # Kept under looser options, such as a larger off_mass; another form may hold a newer one.
+                    refused = True
+        return None, refused
 
-    def _keep(self, request: ChatRequest, sent: str, answer: Any) -> None:
+    def _keep(self, request: ChatRequest, sent: str, answer: Any, replace: bool) -> None:
         if self._store is None or answer is None:
             return
         entries = [(self._key(sent), {"answer": answer})]
@@ -109,7 +111,7 @@ class Asker:
             # It took a second chance, which holds the bad answer. The first request points there, so that a later
             # run finds the answer, yet no answer stands under a request that did not get it.
             entries.append((self._key(self.client.sent(request)), {"asked_again": entries[0][0]}))
-        self._store.put_many_json(entries, self._kind)
+        self._store.put_many_json(entries, self._kind, replace)
 
     def _key(self, sent: str) -> str:
         return request_key(sent, self._repeat)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mmrubric.cli_output import Json, command, output, progress
+from mmrubric.atomic import write_text
+from mmrubric.cli_output import FAILED, Json, command, output, progress
 from mmrubric.errors import InputError
 from mmrubric.judge_cli import Generator, GeneratorOptions, generate, options_of
 
@@ -67,18 +68,23 @@ def write(
             show_default=False,
         ),
     ] = None,
+    max_failure_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Of --prompts: stop when the model fails on more of them.")
+    ] = 0.2,
     as_json: Json = False,
 ) -> None:
-    """Write the checklist of a prompt, or of each prompt of a file."""
+    """Write the checklist of a prompt, or of each prompt of a file (by `template` where no generator is named)."""
     if (prompt is None) == (prompts is None):
         raise InputError("give either a PROMPT or --prompts FILE, not both")
+    if out is not None:
+        _check_out(out, (".jsonl",) if prompts is not None else (".yaml", ".yml", ".json"))
     options = options_of(option, "--option")
     if prompts is not None:
-        if out is None or out.suffix != ".jsonl":
+        if out is None:
             raise InputError("--prompts needs --out FILE.jsonl, one checklist a line")
         if source is not None:
             raise InputError("--source belongs to one PROMPT; in a file of prompts each line names its own")
-        _write_many(prompts, generator or "template", options, out, store or out.with_suffix(".answers.sqlite"))
+        _write_many(prompts, generator or "template", options, out, store, max_failure_share)
         return
     from mmrubric.report.console import rubric_table
 
@@ -91,63 +97,84 @@ def write(
     output().show(data, rubric_table(made), *notes, *([f"Written to {out}"] if out is not None else []))
 
 
-def _write_many(prompts: Path, generator: str, options: dict[str, Any], out: Path, store: Path) -> None:
+def _check_out(out: Path, suffixes: tuple[str, ...]) -> None:
+    """Refuses a file that cannot be written, before anything is asked."""
+    if out.suffix not in suffixes:
+        raise InputError(f"--out {out}: unknown file type {out.suffix!r}; known here: {', '.join(suffixes)}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _write_many(
+    prompts: Path, generator: str, options: dict[str, Any], out: Path, store: Path | None, max_failure_share: float
+) -> None:
     from mmrubric import generators
-    from mmrubric.generate_bulk import fell_back, generate_all, read_prompts
+    from mmrubric.generate_bulk import generate_all, read_prompts
     from mmrubric.rubric import Rubric
 
     rows = read_prompts(prompts)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    if store is None and _takes_store(generator, options):
+        store = out.with_suffix(".answers.sqlite")
     writer = generators.build(generator, **_with_store(generator, options, store))
     with progress("writing checklists", len(rows)) as advance:
-        made = generate_all(writer, rows, advance=advance)
-    Rubric.save_many(made, out)
-    reasons = [reason for rubric in made if (reason := fell_back(rubric)) is not None]
+        made = generate_all(writer, rows, max_failure_share=max_failure_share, advance=advance)
+    if made.rubrics:
+        Rubric.save_many(made.rubrics, out)
     spent = _spent(writer)
     data = {
         "file": str(out),
-        "rubrics": len(made),
-        "criteria": sum(len(rubric.criteria) for rubric in made),
-        "fell_back": len(reasons),
+        "rubrics": len(made.rubrics),
+        "criteria": sum(len(rubric.criteria) for rubric in made.rubrics),
+        "fell_back": len(made.fell_back),
+        "failed": made.failed,
         **spent,
     }
-    lines = [f"{len(made)} checklists with {data['criteria']} criteria written to {out}"]
+    lines = [f"{len(made.rubrics)} checklists with {data['criteria']} criteria written to {out}"]
     if spent:
         price = "unknown" if spent["price"] is None else f"{spent['price']:.4g}"
         lines.append(
             f"{spent['calls']} calls, {spent['prompt_tokens']} + {spent['completion_tokens']} tokens, price {price}"
         )
-    if reasons:
-        lines.append(f"{len(reasons)} by the fallback; the first: {reasons[0]}")
+    lines += _first(f"{len(made.fell_back)} by the fallback", made.fell_back)
+    lines += _first(f"{len(made.failed)} prompts have no checklist", made.failed)
     output().show(data, *lines)
+    if made.failed:
+        raise typer.Exit(FAILED)
+
+
+def _first(what: str, reasons: dict[str, str]) -> list[str]:
+    return [f"{what}; the first, {id}: {reason}" for id, reason in list(reasons.items())[:1]]
 
 
 def _spent(writer: RubricGenerator) -> dict[str, Any]:
     """What a generator that asks a model has spent in this run."""
-    client = getattr(writer, "chat", None)
-    if client is None:
+    asked = getattr(writer, "models_asked", list)()
+    if not asked:
         return {}
-    usage = client.usage
+    usages = list({id(client.usage): client.usage for client in asked}.values())
+    prices = [usage.price for usage in usages]
     return {
-        "calls": usage.calls,
-        "failed_calls": usage.failed,
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "price": usage.price,
+        "calls": sum(usage.calls for usage in usages),
+        "failed_calls": sum(usage.failed for usage in usages),
+        "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
+        "completion_tokens": sum(usage.completion_tokens for usage in usages),
+        "price": None if None in prices else sum(price for price in prices if price is not None),
     }
 
 
-def _with_store(generator: str | None, options: dict[str, Any], store: Path | None) -> dict[str, Any]:
-    """The generator's options with the store, where it takes one."""
+def _takes_store(generator: str | None, options: dict[str, Any]) -> bool:
     from mmrubric import generators
 
-    if (
-        store is None
-        or generator is None
-        or "store" in options
-        or "store" not in generators.registry.options(generator)
-    ):
+    return generator is not None and "store" not in options and "store" in generators.registry.options(generator)
+
+
+def _with_store(generator: str | None, options: dict[str, Any], store: Path | None) -> dict[str, Any]:
+    """The generator's options with the store that was asked for."""
+    if store is None:
         return options
+    if not _takes_store(generator, options):
+        raise InputError(
+            f"--store {store}: the generator {generator or 'template'!r} asks no model, or has one already"
+        )
     store.parent.mkdir(parents=True, exist_ok=True)
     return {**options, "store": store}
 
@@ -198,8 +225,9 @@ def edit(
     version = {"version": before.provenance.version + 1, "parent": before.hash}
     after = after.model_copy(update={"provenance": after.provenance.model_copy(update=version)})
     target = out or file
-    after.save(target)
+    _check_out(target, (".yaml", ".yml", ".json"))
     data = {**after.model_dump(mode="json"), "hash": after.hash, "file": str(target)}
+    after.save(target)
     output().show(data, rubric_table(after), *diff_lines(editing.diff(before, after)), f"Written to {target}")
 
 
@@ -259,6 +287,7 @@ def convert(
     """Convert rubric files between the formats of the field."""
     from mmrubric import formats
 
+    out.parent.mkdir(parents=True, exist_ok=True)
     made = formats.write(formats.read(file, source), out, target, lossy=lossy)
     lines = [f"Dropped: {field}, {count} times" for field, count in made.dropped.items()]
     data = {"file": str(out), "rubrics": made.rubrics, "dropped": made.dropped}
@@ -281,6 +310,7 @@ def export_sft(
     reasons = [f"{count} left out: {reason}" for reason, count in left_out.items()]
     if not rows:
         raise InputError(f"{file}: no rubric to learn from; {'; '.join(reasons)}")
-    out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     data = {"file": str(out), "rows": len(rows), "left_out": dict(left_out)}
     output().show(data, f"{len(rows)} rows written to {out}", *reasons)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import Any, TypeAlias
@@ -43,8 +43,16 @@ def word_set(words: str) -> frozenset[str]:
 NUMBERS = {
     **{"zero": "0", "one": "1", "single": "1", "two": "2", "pair": "2", "three": "3", "four": "4", "five": "5"},
     **{"six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10", "eleven": "11", "twelve": "12", "dozen": "12"},
+    **{"thirteen": "13", "fourteen": "14", "fifteen": "15", "sixteen": "16", "seventeen": "17", "eighteen": "18"},
+    **{"nineteen": "19", "twenty": "20", "thirty": "30", "forty": "40", "fifty": "50", "sixty": "60"},
+    **{"seventy": "70", "eighty": "80", "ninety": "90", "hundred": "100"},
 }
 """Words for numbers -> digits."""
+ORDINALS = {
+    **{"first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th", "fifth": "5th", "sixth": "6th"},
+    **{"seventh": "7th", "eighth": "8th", "ninth": "9th", "tenth": "10th", "eleventh": "11th", "twelfth": "12th"},
+}
+"""Words for places in an order -> digits."""
 COLOURS = word_set(
     "red orange yellow green blue purple violet pink brown black white grey gold golden silver beige turquoise cyan "
     "magenta teal navy maroon crimson"
@@ -53,6 +61,8 @@ OPPOSITES = {
     **{"left": "right", "above": "below", "over": "under", "front": "behind", "inside": "outside", "top": "bottom"},
     **{"larger": "smaller", "bigger": "smaller", "taller": "shorter", "closer": "farther", "before": "after"},
     **{"day": "night", "open": "closed", "indoors": "outdoors"},
+    **{"north": "south", "east": "west", "northeast": "southwest", "northwest": "southeast"},
+    **{"northern": "southern", "eastern": "western"},
 }
 """Antonyms; the reverse direction is in `opposites`."""
 NEGATIONS = word_set(
@@ -74,6 +84,10 @@ _IRREGULAR = {
     **{"mice": "mouse", "geese": "goose", "leaves": "leaf", "wolves": "wolf", "knives": "knife", "shelves": "shelf"},
     **{"gray": "grey", "colored": "coloured", "color": "colour", "colors": "colour"},
 }
+_UNITS = word_set("one two three four five six seven eight nine")
+_TENS = word_set("twenty thirty forty fifty sixty seventy eighty ninety")
+# A dash is a sign in front of a number, but not behind a word: 5-10 is a range.
+_NUMERAL = re.compile(r"(?<!\w)[-−–]?\d+(?:[.,]\d+)*(?:(?:st|nd|rd|th)(?!\w))?|\d+(?:[.,]\d+)*")
 _WHOLE = COLOURS | NEGATIONS | frozenset(NUMBERS) | frozenset(OPPOSITES) | frozenset(OPPOSITES.values())
 _NONE: frozenset[str] = frozenset()
 _BOTH_WAYS = {
@@ -133,7 +147,22 @@ def tokens(text: str) -> list[str]:
 
 def token_set(text: str) -> frozenset[str]:
     """The different words of the normalised text, numbers as digits."""
-    return frozenset(NUMBERS.get(word, word) for word in tokens(text))
+    return frozenset(_with_digits(tokens(text)))
+
+
+def _with_digits(words: Iterable[str]) -> list[str]:
+    """Numbers and ordinals as digits: 'twenty five' is 25, 'two hundred' is 200."""
+    made: list[str] = []
+    previous = ""
+    for word in words:
+        if previous in _TENS and word in _UNITS:
+            made[-1] = made[-1][0] + NUMBERS[word]
+        elif previous in _UNITS and word == "hundred":
+            made[-1] += "00"
+        else:
+            made.append(NUMBERS.get(word) or ORDINALS.get(word, word))
+        previous = word
+    return made
 
 
 @lru_cache(maxsize=4096)
@@ -162,22 +191,37 @@ def stem(word: str) -> str:
 def content(text: str) -> list[str]:
     """Stems of the words that carry a claim or relate such words, in order of the text; numbers as digits."""
     words = _OF_THE_PICTURE.sub("", normalise(text))
-    return [NUMBERS.get(word, stem(word)) for word in tokens(words) if word not in FUNCTION_WORDS]
+    return [stem(word) for word in _with_digits(tokens(words)) if word not in FUNCTION_WORDS]
 
 
 def facts(text: str) -> frozenset[str]:
     """What may not differ between two texts that say the same.
 
-    Numbers, colours, directions, quoted strings, and 'not' for a text that is negated.
+    Numbers with their signs, ordinals, colours, directions, quoted strings, and 'not' for a text that is negated.
     """
-    found = {f'"{normalise(literal)}"' for literal in quoted(text)}
-    for word in tokens(text):
-        word = NUMBERS.get(word, _IRREGULAR.get(word, word))
+    return _stated(text) | _literals(text)
+
+
+def _stated(text: str) -> frozenset[str]:
+    """The facts of a text, but for its quoted strings as such."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    found = {re.sub("^[−–]", "-", match[0]) for match in _NUMERAL.finditer(folded)}
+    words = tokens(text)
+    found |= {word for word in _with_digits(filter(str.isalpha, words)) if word[0].isdecimal()}
+    for word in words:
+        word = _IRREGULAR.get(word, word)
         if word in NEGATIONS:
             found.add("not")
-        elif word.isdecimal() or word in COLOURS or opposites(word):
+        elif word in COLOURS or opposites(word):
             found.add(word)
     return frozenset(found)
+
+
+def _literals(text: str) -> frozenset[str]:
+    """The quoted strings of a text, in quotation marks; a stop or comma at the end belongs to the sentence."""
+    folded = (_WITHIN_WORD.sub("", unicodedata.normalize("NFKC", one).casefold()) for one in quoted(text))
+    plain = (" ".join(one.split()) for one in folded)
+    return frozenset(f'"{one.rstrip(".,") or one}"' for one in plain)
 
 
 def token_jaccard(first: str, second: str) -> float:
@@ -288,7 +332,8 @@ class _Comparer:
         self.words = [token_set(text) for text in texts]
         # Each word once, at its first place: a dict is an ordered set.
         self.content = [dict.fromkeys(content(text)) for text in texts]
-        self.facts = [facts(text) for text in texts]
+        self.stated = [_stated(text) for text in texts]
+        self.literals = [_literals(text) for text in texts]
         self.cosines: NDArray[np.float64] | None = None
         if encoder is not None and len(texts):
             vectors = np.asarray(encoder(texts))
@@ -298,16 +343,20 @@ class _Comparer:
 
     def repeats(self, i: int, j: int) -> bool:
         """Whether text i says the same as text j, or less."""
-        if self.normal[i] == self.normal[j]:
+        # Before equality: a sign, a decimal point or the marks within a quotation are lost in the normalised text.
+        if self.stated[i] != self.stated[j]:
+            return False
+        said, theirs_said = self.literals[i], self.literals[j]
+        if self.normal[i] == self.normal[j] and (said == theirs_said or not said or not theirs_said):
             return True
         mine, theirs = self.content[i].keys(), self.content[j].keys()
-        if self.facts[i] != self.facts[j] or mine > theirs:
+        if said != theirs_said or mine > theirs:
             return False
         near = _overlap(self.words[i], self.words[j]) >= self.jaccard - _ROUNDING
         if near and mine <= theirs and self._same_order(i, j):
             return True
         close = self.cosines is not None and self.cosines[i, j] >= self.cosine - _ROUNDING
-        directed = any(opposites(word) for word in self.facts[i])
+        directed = any(opposites(word) for word in self.stated[i])
         return close and (not directed or self._same_order(i, j))
 
     def _same_order(self, i: int, j: int) -> bool:

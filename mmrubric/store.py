@@ -67,7 +67,8 @@ class Store:
     """Answers by request key. Use it as a context manager or call `close`.
 
     The first answer written under a key stays: a process that asked the same thing at the same time reads it
-    back and goes on with the same value as all others.
+    back and goes on with the same value as all others. Only an answer that cannot be used any more, because it
+    is checked more strictly now, may be replaced.
 
     Raises:
         InputError: the file is no database, belongs to another program, or is of a newer version.
@@ -140,8 +141,16 @@ class Store:
         """Stores any valid answer that is not a list of verdicts, such as a joint rank. Failures stay out."""
         self.put_many_json([(key, value)], kind)
 
-    def put_many_json(self, items: Iterable[tuple[str, Any]], kind: str) -> None:
-        """Stores several answers in one transaction: all of them or none."""
+    def put_many_json(self, items: Iterable[tuple[str, Any]], kind: str, replace: bool = False) -> None:
+        """Stores several answers in one transaction: all of them or none.
+
+        Args:
+            items: pairs of key and answer.
+            kind: of the answers.
+            replace: they take the place of earlier ones of their kind, which could not be used; False = the first
+                answer under a key stays.
+        """
+        instead = "DO UPDATE SET value = excluded.value, created = excluded.created WHERE kind = excluded.kind"
         now = time.time()
         rows = [(key, kind, canonical_json(_not_none(value)), now) for key, value in items]
         with self._guard():
@@ -150,7 +159,10 @@ class Store:
             # conflict.
             connection.execute("BEGIN IMMEDIATE")
             try:
-                connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?) ON CONFLICT (key) DO NOTHING", rows)
+                connection.executemany(
+                    f"INSERT INTO entries VALUES (?, ?, ?, ?) ON CONFLICT (key) {instead if replace else 'DO NOTHING'}",
+                    rows,
+                )
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:

@@ -161,6 +161,9 @@ class AutoRubricGenerator(LLMGenerator):
             )
         self.rubric, self._without_rubric = None, f"fit verified no rubric ({why}); written by prompt"
 
+    def models_asked(self) -> list[ChatClient]:
+        return [self.chat, self._verifier.asker.chat]
+
     async def write(self, asked: Asked) -> Draft:
         if self.rubric is not None:
             if asked.exemplars:

@@ -123,6 +123,9 @@ class Coarse2FineGenerator(LLMGenerator):
             again = seen[writer.chat.model]
             self._labels.append(writer.chat.model + (f" #{again}" if again > 1 else ""))
 
+    def models_asked(self) -> list[ChatClient]:
+        return [self.chat, *(writer.chat for writer in self._writers)]
+
     async def write(self, asked: Asked) -> Draft:
         answers = ranked_answers(asked.exemplars, bool(self.judges))
         pool = await self._candidates(asked)

@@ -11,12 +11,13 @@ from typing import ClassVar
 
 from pydantic import BaseModel
 
+from mmrubric.checks import number
 from mmrubric.errors import InputError
 from mmrubric.generators.base import registry
 from mmrubric.generators.items import CATEGORIES, capped, category_of, slug, without_repeats
 from mmrubric.generators.llm import Asked, Draft, LLMGenerator, fenced_prompt
 from mmrubric.rubric import Criterion
-from mmrubric.similar import Encoder, quoted
+from mmrubric.similar import Encoder, duplicates, quoted
 from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags
 
 _TAGS = Tags(Construction.llm_direct, Optimisation.dedup, Signal.output_level, Loop.none)
@@ -68,13 +69,21 @@ class DirectGenerator(LLMGenerator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("dimensions", "always"):
+            if isinstance(getattr(self, name), str):
+                raise InputError(f"{self._where}: {name}: give a list, not the text {getattr(self, name)!r}")
         given = self.dimensions if isinstance(self.dimensions, Mapping) else dict.fromkeys(self.dimensions, 1.0)
-        self._weights = {category_of(name): float(weight) for name, weight in given.items()}
+        self._weights = {
+            category_of(name): number(f"{self._where}: dimensions, {name}", weight) for name, weight in given.items()
+        }
         unknown = sorted(set(self._weights) - set(CATEGORIES))
         if unknown or not self._weights:
             raise InputError(f"{self._where}: dimensions {unknown}: known are {', '.join(CATEGORIES)}")
-        if not all(self._weights.values()):
-            raise InputError(f"{self._where}: a dimension of weight 0; leave it out to switch it off")
+        if min(self._weights.values()) <= 0:
+            raise InputError(f"{self._where}: weights of dimensions must be above 0; leave one out to switch it off")
+        self._always = [Criterion(id=slug(text), text=text, category="realism") for text in self.always if text.strip()]
+        if len(without_repeats(self._always)[0]) < len(self.always):
+            raise InputError(f"{self._where}: always: {list(self.always)} holds a blank statement or a repeat")
         if not 1 <= self.min_criteria <= self.max_criteria - len(self.always):
             raise InputError(
                 f"{self._where}: needs 1 <= min_criteria <= max_criteria, less those that are always on, got "
@@ -97,22 +106,22 @@ class DirectGenerator(LLMGenerator):
                 made.append(self._criterion(item, category))
             else:
                 notes.append(f"dropped: {item.criterion!r}, its dimension {item.dimension!r} is not switched on")
-        always = [Criterion(id=slug(text), text=text, category="realism") for text in self.always]
-        kept, repeats = without_repeats([*always, *made], self.encoder)
+        always = len(self._always)
+        kept, repeats = without_repeats([*self._always, *made], self.encoder)
         notes += [f"dropped: {later.text!r} repeats {earlier.text!r}" for later, earlier in repeats]
-        chosen = capped(kept[len(always) :], self.max_criteria - len(always))
-        return Draft([*chosen, *always], tuple(notes))
+        return Draft([*capped(kept[always:], self.max_criteria - always), *self._always], tuple(notes))
 
     def _check(self, written: Written) -> None:
-        usable = [item for item in written.criteria if category_of(item.dimension) in self._weights]
-        if len(usable) < self.min_criteria:
-            raise ValueError(
-                f"{len(usable)} criteria with a dimension of {', '.join(self._weights)}; give at least "
-                f"{self.min_criteria}"
-            )
-        blank = [number for number, item in enumerate(written.criteria, 1) if not item.criterion.strip()]
+        blank = [count for count, item in enumerate(written.criteria, 1) if not item.criterion.strip()]
         if blank:
             raise ValueError(f"criterion {blank[0]} is blank")
+        usable = [item for item in written.criteria if category_of(item.dimension) in self._weights]
+        distinct = len(usable) - len(duplicates([item.criterion for item in usable], encoder=self.encoder))
+        if distinct < self.min_criteria:
+            raise ValueError(
+                f"{distinct} different criteria with a dimension of {', '.join(self._weights)}; give at least "
+                f"{self.min_criteria}"
+            )
         for item in usable:
             if category_of(item.dimension) == "text" and not quoted(item.criterion):
                 raise ValueError(f"{item.criterion!r} must quote the string that should be written")

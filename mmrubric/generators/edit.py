@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from mmrubric.checks import number
 from mmrubric.errors import InputError
 from mmrubric.generators.base import registry
-from mmrubric.generators.items import capped, slug, without_repeats
+from mmrubric.generators.items import capped, check_enough, slug, without_repeats
 from mmrubric.generators.llm import Asked, Draft, LLMGenerator, fenced_prompt
 from mmrubric.generators.showing import check_wording, source_of
 from mmrubric.prompt import Grounding
@@ -133,8 +133,7 @@ class EditGenerator(LLMGenerator):
         missing = [name for name in GROUPS if not found[name]]
         if missing:
             raise ValueError(f"no criterion in the group {', '.join(missing)}; every group needs one")
-        if len(written.criteria) < self.min_criteria:
-            raise ValueError(f"{len(written.criteria)} criteria; give at least {self.min_criteria}")
+        check_enough([item.criterion for item in written.criteria], self.min_criteria, self.encoder)
 
     def _criterion(self, item: EditItem) -> Criterion:
         return Criterion(

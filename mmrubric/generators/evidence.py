@@ -5,7 +5,7 @@ Source: DR-rubric, arXiv 2606.01091; the stages are the paper's, prompts and num
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -151,7 +151,7 @@ class EvidenceGenerator(LLMGenerator):
         notes = [
             f"dropped: {item.criterion!r}, {_uncited(item, trace)}" for item in written.criteria if item not in grounded
         ]
-        made, repeats = without_repeats([_criterion(item) for item in grounded], self.encoder)
+        made, repeats = without_repeats([_criterion(item, trace) for item in grounded], self.encoder)
         notes += [f"dropped: {later.text!r} repeats {earlier.text!r}" for later, earlier in repeats]
         kept = capped(made, self.max_criteria)
         notes += [f"dropped: {criterion.text!r}, over max_criteria" for criterion in made if criterion not in kept]
@@ -173,7 +173,9 @@ class EvidenceGenerator(LLMGenerator):
             if dry == _DRY or (not new and not left):
                 break
             reflection = await self._reflect(prompt, trace, new, left)
-            trace.findings += reflection.findings
+            trace.findings += [
+                one.model_copy(update={"evidence": _meant(one.evidence, trace.passages)}) for one in reflection.findings
+            ]
             if reflection.enough:
                 break
             query = reflection.query.strip()
@@ -183,7 +185,7 @@ class EvidenceGenerator(LLMGenerator):
         def check(found: Reflection) -> None:
             known = [passage.id for passage in new]
             for finding in found.findings:
-                if finding.evidence not in known:
+                if _meant(finding.evidence, known) not in known:
                     raise ValueError(f"evidence {finding.evidence!r} is no id of these passages: {', '.join(known)}")
                 if not finding.requirement.strip():
                     raise ValueError("a requirement is blank")
@@ -235,15 +237,22 @@ def _check(written: CitedItems, trace: Trace, prompt: str) -> None:
 
 def _uncited(item: CitedItem, trace: Trace) -> str:
     """What is wrong with the evidence of an entry; "" = nothing."""
-    unknown = [id for id in item.evidence if id not in trace.passages]
+    unknown = [id for id in item.evidence if _meant(id, trace.passages) not in trace.passages]
     if unknown:
         return f"its evidence {', '.join(unknown)} is unknown"
     return "" if item.evidence else "it cites no evidence"
 
 
-def _criterion(item: CitedItem) -> Criterion:
+def _meant(cited: str, known: Container[str]) -> str:
+    """The id that a model cites, which it may write as it was shown: in brackets."""
+    plain = cited.strip()
+    inside = plain.removeprefix("[").removesuffix("]").strip()
+    return next((id for id in (cited, plain, inside) if id in known), cited)
+
+
+def _criterion(item: CitedItem, trace: Trace) -> Criterion:
     text = item.criterion.strip()
-    extra: dict[str, Any] = {"evidence": list(dict.fromkeys(item.evidence))}
+    extra: dict[str, Any] = {"evidence": list(dict.fromkeys(_meant(id, trace.passages) for id in item.evidence))}
     return Criterion(id=slug(text), text=text, category=item.category.strip() or "general", extra=extra)
 
 

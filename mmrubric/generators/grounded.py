@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from mmrubric.chat import ImagePart
 from mmrubric.errors import InputError
 from mmrubric.generators.base import registry
-from mmrubric.generators.items import capped, slug, without_repeats
+from mmrubric.generators.items import capped, check_enough, slug, without_repeats
 from mmrubric.generators.leaks import shared_run, states
 from mmrubric.generators.llm import Asked, Draft, LLMGenerator, fenced_prompt
 from mmrubric.judging import run_sync
@@ -179,8 +179,7 @@ class GroundedGenerator(LLMGenerator):
         self._check(built, built.question, passage)
 
     def _check(self, written: GroundedItems, prompt: str, passage: str) -> None:
-        if len(written.criteria) < self.min_criteria:
-            raise ValueError(f"{len(written.criteria)} criteria; give at least {self.min_criteria}")
+        check_enough([item.criterion for item in written.criteria], self.min_criteria)
         for number, item in enumerate(written.criteria, 1):
             words = [item.criterion, *item.required_elements, *item.levels, *item.verification_cues]
             if not all(word.strip() for word in words):

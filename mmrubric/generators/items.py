@@ -59,6 +59,13 @@ def without_repeats(
     return _without_lost_parents(kept), [(criteria[later], criteria[earlier]) for later, earlier in repeats]
 
 
+def check_enough(texts: Sequence[str], least: int, encoder: Encoder | None = None) -> None:
+    """Raises ValueError where fewer than `least` of the statements say something of their own."""
+    distinct = len(texts) - len(duplicates(texts, encoder=encoder))
+    if distinct < least:
+        raise ValueError(f"{distinct} different criteria; give at least {least}")
+
+
 def capped(criteria: Sequence[Criterion], most: int) -> list[Criterion]:
     """At most `most` criteria in their order: the first of every category, then the second of every one, and so on.
 

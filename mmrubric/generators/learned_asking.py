@@ -5,9 +5,9 @@ The twin of `mmrubric.llm_asking.Asker.json` for models that were taught to writ
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import TypeVar
 
 from mmrubric.chat import ChatReply, ChatRequest, Message
@@ -46,7 +46,8 @@ async def ask_text(
     key = request_key(client.sent(request))
     stored = None if store is None else _stored(store, key)
     if stored is not None:
-        # A parser that took more may have kept an answer that this one refuses: then the model is asked.
+        # A parser that took more may have kept an answer that this one refuses: then the model is asked, and what it
+        # answers takes that one's place.
         with suppress(ValueError):
             return read(stored)
     asked, failure, detail = request, Failure.unparsable, ""
@@ -58,12 +59,12 @@ async def ask_text(
             except ValueError as error:
                 failure, detail = Failure.unparsable, str(error)
             else:
-                _keep(store, key, reply)
+                _keep(store, key, reply, replace=stored is not None)
                 return value
         else:
             failure, detail = reply.failure, reply.detail
         if failure is Failure.truncated:
-            asked = replace(asked, max_tokens=asked.max_tokens * _GROWTH)
+            asked = dataclasses.replace(asked, max_tokens=asked.max_tokens * _GROWTH)
         elif failure is Failure.unparsable:
             asked = _with_complaint(asked, reply, detail)
         else:
@@ -76,7 +77,7 @@ def _with_complaint(request: ChatRequest, reply: ChatReply, complaint: str) -> C
     answer = (reply.text or "").encode(errors="replace").decode().strip()[:_QUOTED] or "(no answer)"
     turn = f"This answer cannot be used: {complaint[:_QUOTED]}\nWrite the whole answer again in the same form."
     again = (*request.messages, Message.of("assistant", answer), Message.of("user", turn))
-    return replace(request, messages=again)
+    return dataclasses.replace(request, messages=again)
 
 
 def _stored(store: Store, key: str) -> str | None:
@@ -86,11 +87,11 @@ def _stored(store: Store, key: str) -> str | None:
     return None if entry is None else entry["answer"]
 
 
-def _keep(store: Store | None, key: str, reply: ChatReply) -> None:
+def _keep(store: Store | None, key: str, reply: ChatReply, replace: bool) -> None:
     if store is None:
         return
     got = request_key(reply.sent)
     entries = [(got, {"answer": reply.text})]
     if got != key:
         entries.append((key, {"asked_again": got}))
-    store.put_many_json(entries, _KIND)
+    store.put_many_json(entries, _KIND, replace)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmrubric.chat import ChatRequest, ImagePart, Message, TextPart
 from mmrubric.chat_client import ChatClient
+from mmrubric.checks import number, whole
 from mmrubric.errors import InputError, RunError
 from mmrubric.generators.base import RubricGenerator, registry
 from mmrubric.generators.items import with_unique_ids
@@ -112,10 +113,10 @@ class LLMGenerator(RubricGenerator):
         holes: Holes = {step: {"system": (), "question": names} for step, names in self.HOLES.items()}
         self.texts = PromptFile.read(self.prompts or self.PROMPTS, FOLDER, holes)
         self._store = Store(self.store) if isinstance(self.store, (str, Path)) else self.store
-        if self.fallback != "none" and self.fallback not in registry.names():
-            raise InputError(
-                f"{where}: fallback {self.fallback!r} is no generator; known: none, {', '.join(registry.names())}"
-            )
+        whole(f"{where}: re_asks", self.re_asks, 0)
+        whole(f"{where}: max_tokens", self.max_tokens, 1)
+        number(f"{where}: temperature", self.temperature, low=0.0)
+        self._fallback = self._other()
 
     async def generate(
         self,
@@ -149,11 +150,15 @@ class LLMGenerator(RubricGenerator):
                 provenance=self._provenance(draft.notes, **draft.provenance),
             )
         except (GenerationFailed, ValidationError) as error:
-            if self.fallback == "none":
+            if self._fallback is None:
                 raise GenerationFailed(f"{self._where}: no rubric for {prompt[:80]!r}: {error}") from error
-            made = await self._other().generate(prompt)
+            made = await self._fallback.generate(prompt)
             note = f"written by {self.fallback!r}, because {self.NAME} failed: {error}"
             return made.model_copy(update={"provenance": self._provenance((note, *made.provenance.notes))})
+
+    def models_asked(self) -> list[ChatClient]:
+        """Every model that it asks, for counting what it spends."""
+        return [self.chat]
 
     async def ask(
         self,
@@ -211,11 +216,20 @@ class LLMGenerator(RubricGenerator):
             raise GenerationFailed(f"step {step!r}: {failure.value}: {answer.detail}")
         return answer.value
 
-    def _other(self) -> RubricGenerator:
+    def _other(self) -> RubricGenerator | None:
         """The fallback; one that asks a model asks the same one."""
+        if self.fallback == "none":
+            return None
+        if self.fallback not in registry.names():
+            raise InputError(
+                f"{self._where}: fallback {self.fallback!r} is no generator; known: none, {', '.join(registry.names())}"
+            )
         shared = {"client": self.chat, "store": self._store, "fallback": "none"}
         known = registry.options(self.fallback)
-        return registry.build(self.fallback, **{name: value for name, value in shared.items() if name in known})
+        try:
+            return registry.build(self.fallback, **{name: value for name, value in shared.items() if name in known})
+        except InputError as error:
+            raise InputError(f"{self._where}: fallback {self.fallback!r} cannot stand in: {error}") from error
 
     def _messages(
         self, step: str, pictures: Sequence[tuple[str, ImagePart]], values: Mapping[str, str]

@@ -19,7 +19,7 @@ from mmrubric.checks import number, one_of
 from mmrubric.errors import InputError
 from mmrubric.generators.base import registry
 from mmrubric.generators.fitting import MOST_FAILED, needs_judge
-from mmrubric.generators.items import category_of, slug, with_unique_ids, without_repeats
+from mmrubric.generators.items import category_of, check_enough, slug, with_unique_ids, without_repeats
 from mmrubric.generators.llm import Asked, Draft, GenerationFailed, LLMGenerator, fenced_prompt
 from mmrubric.generators.measuring import MemoryExample, measure, states_more
 from mmrubric.generators.showing import check_wording
@@ -177,9 +177,9 @@ class MemoryGenerator(LLMGenerator):
         self, prompt: str, shown: Retrieved, temperature: float | None = None, repeat: int = 0
     ) -> list[Criterion]:
         def check(reply: WeightedList) -> None:
-            if len(reply.criteria) < self.min_criteria:
-                raise ValueError(f"{len(reply.criteria)} criteria; give at least {self.min_criteria}")
-            check_wording([item.criterion for item in reply.criteria], prompt)
+            texts = [item.criterion for item in reply.criteria]
+            check_enough(texts, self.min_criteria, self.encoder)
+            check_wording(texts, prompt)
 
         reply = await self.ask(
             "write",

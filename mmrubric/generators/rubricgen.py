@@ -1,5 +1,6 @@
 """Training data for a model that writes rubrics: chat rows for `trl sft`, in the form in which `learned` asks it.
 
+Ids, dependencies, gates and verifiers are not part of the format: a rubric that has them is written without them.
 Source: RubricGen of Writer-R1, arXiv 2603.15061, whose JSON is not published, so its fields are ours.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 
 from mmrubric.generate_bulk import fell_back
 from mmrubric.generators.learned import question_of
+from mmrubric.generators.learned_formats import parse_json
 from mmrubric.rubric import Criterion, Rubric
 
 
@@ -32,8 +34,7 @@ def sft_rows(rubrics: Iterable[Rubric], prompts: str | Path = "") -> tuple[list[
         if reason:
             left_out[reason] += 1
             continue
-        answer = json.dumps({"criteria": [_written(criterion) for criterion in rubric.criteria]}, ensure_ascii=False)
-        rows.append({"messages": [*ask(rubric.prompt), {"role": "assistant", "content": answer}]})
+        rows.append({"messages": [*ask(rubric.prompt), {"role": "assistant", "content": _answer(rubric)}]})
     return rows, left_out
 
 
@@ -45,7 +46,15 @@ def _unfit(rubric: Rubric) -> str:
         return "written by a fallback"
     if any(c.weight < 0 or c.scale == "nominal" or c.expected == "no" for c in rubric.criteria):
         return "negative weights, nominal scales or the answer no, which the format cannot hold"
+    try:
+        parse_json(_answer(rubric))
+    except ValueError:
+        return "levels of the same words, or a blank text, which learned refuses"
     return ""
+
+
+def _answer(rubric: Rubric) -> str:
+    return json.dumps({"criteria": [_written(criterion) for criterion in rubric.criteria]}, ensure_ascii=False)
 
 
 def _written(criterion: Criterion) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,8 @@ class TemplateGenerator(RubricGenerator):
 
 
 def _is_visible(thing: Thing) -> bool:
+    if re.fullmatch(r"\d+k", thing.noun):
+        return False
     return singular(thing.noun) not in words.SCENE and thing.noun not in words.PLACES and not _is_abstract(thing.head)
 
 
@@ -108,17 +111,14 @@ def _is_abstract(noun: str) -> bool:
     return noun.endswith(words.ABSTRACT_ENDINGS) and noun not in words.CONCRETE
 
 
-def _noun(thing: Thing) -> str:
-    """The noun in the singular, as detectors know it."""
-    *before, last = thing.noun.split()
-    return " ".join([*before, singular(last) if thing.plural else last])
-
-
 def _is(thing: Thing) -> str:
     return "are" if thing.plural else "is"
 
 
 def _object(thing: Thing) -> Criterion:
+    if thing.absent:
+        said = f"No {thing.noun} {_is(thing)} visible."
+        return _made(f"no_{slug(thing.noun)}", said, "object", (), fact="absent", noun=thing.singular)
     said = thing.noun if thing.plural else with_article(thing.noun)
     return _made(
         slug(thing.noun),
@@ -126,13 +126,13 @@ def _object(thing: Thing) -> Criterion:
         "object",
         (),
         fact="object",
-        noun=_noun(thing),
+        noun=thing.singular,
     )
 
 
 def _count(thing: Thing, number: int, parent: tuple[str, ...]) -> Criterion:
     said = f"Exactly {number_word(number)} {thing.noun} {_is(thing)} visible."
-    return _made(f"count_{slug(thing.noun)}", said, "count", parent, fact="count", noun=_noun(thing), value=number)
+    return _made(f"count_{slug(thing.noun)}", said, "count", parent, fact="count", noun=thing.singular, value=number)
 
 
 def _attribute(thing: Thing, word: str, kind: str, parent: tuple[str, ...]) -> Criterion:
@@ -143,7 +143,7 @@ def _attribute(thing: Thing, word: str, kind: str, parent: tuple[str, ...]) -> C
         "attribute",
         parent,
         fact=kind,
-        noun=_noun(thing),
+        noun=thing.singular,
         value=words.MATERIALS[word] if kind == "material" else word,
     )
 
@@ -159,9 +159,9 @@ def _relation(first: Thing, said: str, verb: str, second: Thing, ids: dict[int, 
         "action" if verb and said == verb else "relation",
         (ids[link.first], ids[link.second]),
         fact="relation",
-        noun=_noun(first),
+        noun=first.singular,
         value=said,
-        other=_noun(second),
+        other=second.singular,
     )
 
 
@@ -173,7 +173,7 @@ def _action(thing: Thing, verb: str, parent: str) -> Criterion:
         "action",
         (parent,),
         fact="action",
-        noun=_noun(thing),
+        noun=thing.singular,
         value=verb,
     )
 

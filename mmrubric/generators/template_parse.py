@@ -11,8 +11,10 @@ from typing import Any
 from mmrubric.generators import template_words as words
 from mmrubric.similar import with_quoted
 
-_TOKEN = re.compile(r"§\d+|\d+|\w[\w'’-]*|[.,;:!?()]")
+_TOKEN = re.compile(r"§\d+|\w(?:[\w'’-]|\.(?=\w))*|[.,;:!?()]")
 _STOPS = frozenset(".,;:!?()")
+_MOST_COUNTED = 20
+"""A larger number before a singular noun is a year or a name."""
 _MOST_WORDS = max(len(phrase.split()) for phrase in words.RELATIONS)
 
 
@@ -27,6 +29,14 @@ class Thing:
     plural: bool = False
     attributes: dict[str, str] = field(default_factory=dict)
     """Word as written to its kind: colour, material, size or quality."""
+    absent: bool = False
+    """The prompt says that there is none."""
+
+    @property
+    def singular(self) -> str:
+        """The noun in the singular, as detectors know it."""
+        *before, last = self.noun.split()
+        return " ".join([*before, singular(last) if self.plural else last])
 
     @property
     def head(self) -> str:
@@ -107,6 +117,8 @@ class _Reader:
         self.anchor: int | None = None
         """The thing named last: what the next relation starts from."""
         self.verb, self.relation = "", ""
+        self.denied = False
+        """Whether what comes next is denied, up to the next thing or stop."""
 
     def read(self) -> Reading:
         at = self._skip_medium()
@@ -114,13 +126,18 @@ class _Reader:
             at = self._step(at)
         self._end_verb()
         self.made.texts = list(dict.fromkeys([*self.quoted, *self.made.texts]))
+        _tell_apart(self.made.things)
         return self.made
 
     def _step(self, at: int) -> int:
         word = self.low[at]
+        if word in words.NEGATIONS or word.endswith("n't"):
+            self._end_verb()
+            self.relation, self.denied = "", True
+            return at + 1
         if word in _STOPS:
             self._end_verb()
-            self.relation = ""
+            self.relation, self.denied = "", False
             if word == ".":
                 self.anchor = None
             return at + 1
@@ -141,10 +158,12 @@ class _Reader:
             if word in ("and", "or", "but", "while", "as"):
                 self._end_verb()
                 self.relation = ""
+                # 'no dogs and cats' denies both, 'no dogs but a cat' does not.
+                self.denied = self.denied and word in ("and", "or")
             return at + 1
         if self._is_verb(at, after_noun=self.anchor is not None):
             self._end_verb()
-            self.verb = "" if word in words.BARE_VERBS else word
+            self.verb = "" if word in words.BARE_VERBS or self.denied else word
             if word in ("has", "have", "having"):
                 self.relation = "with"
             return self._predicate(at + 1) if word in words.BARE_VERBS else at + 1
@@ -154,6 +173,10 @@ class _Reader:
         """Index behind what 'is' says of the thing named last: 'is round', 'can be heard'."""
         while at < len(self.low) and (_is_adverb(self.low[at]) or self.low[at] in words.BARE_VERBS):
             at += 1
+        if at < len(self.low) and self.low[at] in words.NEGATIONS:
+            # 'is not round': what is denied names nothing to look for.
+            self.denied = True
+            return at + 2 if self._ends_at(at + 2) else at + 1
         if at == len(self.low) or self.anchor is None or not self._ends_at(at + 1):
             return at
         word = self.low[at]
@@ -221,18 +244,7 @@ class _Reader:
             begun = any(not (w in words.DETERMINERS or _premodifies(w) or _is_adverb(w)) for w in self.low[at:end])
             if word == "of" and begun and of is None and singular(self.low[end - 1]) in words.COLLECTIVES:
                 of = end
-            elif word == "of" and begun and end + 1 < len(self.low) and self.low[end + 1] not in words.DETERMINERS:
-                pass
-            elif (
-                word in _STOPS
-                or word.startswith("§")
-                or word == "to"
-                or word in words.FUNCTION
-                or (_is_adverb(word) and begun)
-                or self._relation_at(end)
-                or (begun and word in words.DETERMINERS)
-                or self._is_verb(end, after_noun=begun)
-            ):
+            elif not self._goes_on(end, begun) and self._ends_phrase(end, begun):
                 break
             end += 1
         if end == at:
@@ -241,6 +253,30 @@ class _Reader:
             return end
         self._take(self.low[at:end], None if of is None else of - at)
         return end
+
+    def _goes_on(self, at: int, begun: bool) -> bool:
+        """Whether 'of' or 'and' stands inside a noun phrase: 'a glass of water', 'a red and blue ball'."""
+        if self.low[at] == "of":
+            return begun and at + 1 < len(self.low) and self.low[at + 1] not in words.DETERMINERS
+        return self.low[at] == "and" and self._two_coloured(at)
+
+    def _ends_phrase(self, at: int, begun: bool) -> bool:
+        """Whether a noun phrase, of which a noun has `begun` or not, ends before this token."""
+        word = self.low[at]
+        return bool(
+            word in _STOPS
+            or word in words.NEGATIONS
+            or word == "to"
+            or word in words.FUNCTION
+            or word.startswith("§")
+            or self._relation_at(at)
+            or (begun and (_is_adverb(word) or word in words.DETERMINERS))
+            or self._is_verb(at, after_noun=begun)
+        )
+
+    def _two_coloured(self, at: int) -> bool:
+        """Whether 'and' stands between two colours of one thing: 'a red and blue ball'."""
+        return all(0 <= k < len(self.low) and self.low[k] in words.COLOURS for k in (at - 1, at + 1))
 
     def _is_adjective(self, at: int, end: int) -> bool:
         """Whether an unknown word is an adjective, as in 'a stout and rectangular build' and 'plump, oblong shapes'."""
@@ -267,6 +303,10 @@ class _Reader:
             return
         if first in words.SINGULAR and thing.number is None:
             thing.plural = False
+        if self.denied:
+            self.made.things.append(Thing(thing.noun, None, thing.plural, {}, absent=True))
+            self.verb = self.relation = ""
+            return
         index = self._place(thing, definite=first in words.DEFINITE)
         if self.anchor is not None and self.anchor != index and (self.verb or self.relation):
             self._link(index)
@@ -305,7 +345,7 @@ def _thing(phrase: list[str], number: int | None) -> Thing | None:
     for at, word in enumerate(phrase):
         last = at == len(phrase) - 1
         following = "" if last else phrase[at + 1]
-        if word.isdecimal() or word in words.NUMBERS:
+        if (word.isdecimal() or word in words.NUMBERS) and not noun and not last:
             number = int(word) if word.isdecimal() else words.NUMBERS[word]
         elif word == "single":
             number = 1
@@ -313,6 +353,9 @@ def _thing(phrase: list[str], number: int | None) -> Thing | None:
             noun.append(word)
         elif word in words.SHADES and following in words.COLOURS:
             continue
+        elif word in words.COLOURS and at > 1 and phrase[at - 1] == "and":
+            before = attributes.popitem()[0] if attributes else phrase[at - 2]
+            attributes[f"{before} and {word}"] = "colour"
         elif word in words.COLOURS:
             shade = f"{phrase[at - 1]} " if at and phrase[at - 1] in words.SHADES else ""
             attributes[shade + word] = "colour"
@@ -324,12 +367,23 @@ def _thing(phrase: list[str], number: int | None) -> Thing | None:
             attributes[word] = "size"
         elif _describes(word):
             attributes[word] = "quality"
-        elif not _is_adverb(word):
+        elif word != "and" and not _is_adverb(word):
             noun.append(word)
-    if not noun or not re.search(r"[^\W\d]", noun[-1]) or (len(noun) == 1 and _names_nothing(noun[0])):
+    if not noun or not re.search(r"[^\W\d]", " ".join(noun)) or (len(noun) == 1 and _names_nothing(noun[0])):
         return None
     plural = singular(noun[-1]) != noun[-1] and number != 1
+    if number is not None and number > _MOST_COUNTED and not plural:
+        # A year or a model, not a count.
+        number = None
     return Thing(" ".join(noun), number, plural, attributes)
+
+
+def _tell_apart(things: Sequence[Thing]) -> None:
+    """Things of one name get what is said of them into their names: 'two red apples and three green apples'."""
+    names = [thing.singular for thing in things if not thing.absent]
+    for thing in things:
+        if names.count(thing.singular) > 1 and thing.attributes and not thing.absent:
+            thing.noun, thing.attributes = f"{' '.join(thing.attributes)} {thing.noun}", {}
 
 
 def _names_nothing(word: str) -> bool:

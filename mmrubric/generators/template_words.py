@@ -19,8 +19,10 @@ def _phrases(text: str) -> tuple[tuple[str, ...], ...]:
 
 DETERMINERS = word_set(
     "a an the this that these those some any each every another both all several many few various numerous "
-    "his her its their my our your someone's one's no"
+    "his her its their my our your someone's one's"
 )
+NEGATIONS = word_set("no not never without neither nor isn't aren't don't doesn't won't can't cannot lacking minus")
+"""Words that deny what follows."""
 NUMBERS = {
     word: number
     for number, word in enumerate(
@@ -88,7 +90,7 @@ TEXT_VERBS = word_set("saying says reading reads labeled labelled titled spellin
 FUNCTION = word_set(
     "of and or but nor yet so if then than as because while when where which who whom whose that what how though "
     "although not only also just too there here it he she they we you i him them us me himself itself themselves "
-    "its' etc each-other one-another other's amid during despite per via without nearby either neither perhaps thus "
+    "its' etc each-other one-another other's amid during despite per via nearby either perhaps thus "
     "for amidst amongst until since after before like unlike own however together away down up out forward back apart "
     "ahead upright overhead aside else once now still even"
 )
@@ -189,7 +191,7 @@ VAGUE = word_set("at by from off across along through toward towards into onto")
 PLACES = word_set("background foreground backdrop")
 SCENE = word_set(
     "picture photo photograph image scene view shot illustration painting drawing side middle center centre front "
-    "top bottom left right edge corner style day time way kind type sort lot bit front part piece position distance "
+    "top bottom left right edge corner style day time way kind type sort lot bit front part position distance "
     "presence touch sense air contrast addition end start moment angle perspective quality resolution detail details "
     "lighting light glow shadow shadows atmosphere ambiance ambience mood tone tones hue hues feeling juxtaposition "
     "composition setting word words text letter letters lettering phrase caption slogan"

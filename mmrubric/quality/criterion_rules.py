@@ -32,22 +32,44 @@ _HIDDEN = word_set(
     "proper properly nice good faithful faithfully effective effectively thoughtful overall"
 )
 _WISH = word_set("should must shall ought")
+# What stands behind a number that is a size, not a name: 'a photo 4 inches wide'.
+_SIZE = (
+    r"(?:\.\d+)?[ -]?(?:inch(?:es)?|feet|foot|ft|mm|cm|m|millimet\w+|centimet\w+|met(?:er|re)s?|pixels?|px|%|percent"
+    r"|times|years?|(?:x|×|by) ?\d+)"
+)
+# Where a picture within the picture is: 'the second picture on the wall'.
+_PLACED = (
+    r"(?! (?:(?:that |which )?(?:is |are )?(?:hanging|standing|leaning|lying)|hangs?|stands?|leans?|lies|lie|on|above"
+    r"|below|under|over|behind|beside|next to)\b)"
+)
 _CANDIDATE = (
     r"\b(?:image|picture|photo|response|answer|candidate|option|output|sample|chatbot|assistant|model)"
-    r" ?#?(?:\d+\b|(?-i:[A-D]\b))"
+    rf" ?#?(?:\d+\b(?!{_SIZE}(?!\w))|(?-i:[A-D]\b))"
 )
 _NAMES_CANDIDATE = re.compile(
-    rf"{_CANDIDATE}|\b(?:first|second|other|both|two) (?:images?|pictures?|responses?|answers?|candidates?)\b"
-    r"|\bthan the other\b|\bcompared (?:to|with)\b",
+    rf"(?P<name>{_CANDIDATE}|\b(?:first|second|other|both|two) "
+    rf"(?:(?:responses?|answers?|candidates?)\b|(?:image|picture)s?\b{_PLACED}))"
+    # The whole sample against another one; 'one tower is taller than the other' is about one picture.
+    rf"|^(?:is |does |has )?(?:it|(?:this|the) (?:image|picture|photo|response|answer|candidate)\b{_PLACED})\b"
+    r".*(?P<other>\bthan the other\b)",
     re.IGNORECASE,
+)
+# Before a name: then it is text within the picture ('the label says option B'), or one of several things ('a second
+# picture').
+_IN_THE_PICTURE = re.compile(
+    r"\b(?:says?|reads?|spells?|labell?ed|marked|numbered|titled|captioned|an?)(?: as)?(?: the)? \Z", re.IGNORECASE
 )
 _COMPARES = re.compile(
     rf"\b(?:better|worse|best|worst)\b|\b(?:more|less) (?!(?:or|{_NUMBER})\b)\w+(?: \w+){{0,3}} than\b"
-    rf"|\bmore than (?!(?:{_NUMBER}|half|an?)\b)"
+    rf"|\bmore than (?!(?:{_NUMBER}|half|an?)\b)|\bthan the other\b|\bcompared (?:to|with)\b"
+)
+_CANDIDATE_DOES = re.compile(
+    rf"(?P<name>{_CANDIDATE}) "
+    r"(?:mentions|includes|shows|has|is|does|contains|fails|lacks|depicts|omits|wins|states|uses)\b",
+    re.IGNORECASE,
 )
 _TELLS_RESULT = re.compile(
-    rf"{_CANDIDATE} (?:mentions|includes|shows|has|is|does|contains|fails|lacks|depicts|omits|wins|states|uses)\b"
-    r"|\b(?:score|grade|rate)(?: of)? \d+ (?:if|when|for)\b"
+    r"\b(?:score|grade|rate)(?: of)? \d+ (?:if|when|for)\b"
     r"|\b(?:give|award|deduct|assign|subtract)\b.*\b(?:points?|score)\b"
     r"|\b(?:answer|mark|reply|respond)(?: it)?(?: with| as)? (?:yes|no|pass|fail|true|false|met|1|0)\b"
     r"|\bcorrect (?:answer|response|choice)\b",
@@ -106,13 +128,25 @@ def observable(criterion: Criterion, rubric: Rubric) -> Iterator[Finding]:
         yield _found("observable", "note", criterion, f"{listed} states a wish: write what is true of the picture")
 
 
+def _named(pattern: re.Pattern[str], text: str, prompt: str) -> re.Match[str] | None:
+    """The first sample that a text names, by a pattern with the group 'name'.
+
+    What the prompt itself names is part of the picture: 'a diptych of two images'.
+    """
+    for match in pattern.finditer(text):
+        name = match["name"]
+        inside = name and (name.casefold() in prompt.casefold() or _IN_THE_PICTURE.search(text[: match.start()]))
+        if not inside:
+            return match
+    return None
+
+
 def non_comparative(criterion: Criterion, rubric: Rubric) -> Iterator[Finding]:
     """A criterion is asked of one sample alone."""
     plain = without_quoted(criterion.text)
-    match = _NAMES_CANDIDATE.search(plain)
-    # What the prompt itself names is part of the picture: 'a diptych of two images'.
-    if match and match[0].strip().casefold() not in rubric.prompt.casefold():
-        message = f"'{match[0].strip()}' names another sample, but each is judged alone: state what one sample shows"
+    if match := _named(_NAMES_CANDIDATE, plain, rubric.prompt):
+        name = match["name"] or match["other"]
+        message = f"'{name}' names another sample, but each is judged alone: state what one sample shows"
         yield _found("non_comparative", "error", criterion, message)
     if match := _COMPARES.search(plain.casefold()):
         message = f"'{match[0].strip()}' compares: fine for two things within one picture, else write what is visible"
@@ -122,7 +156,7 @@ def non_comparative(criterion: Criterion, rubric: Rubric) -> Iterator[Finding]:
 def leak(criterion: Criterion, rubric: Rubric) -> Iterator[Finding]:
     """A criterion holds neither the result nor what the judge is not shown."""
     plain = without_quoted(criterion.text)
-    if match := _TELLS_RESULT.search(plain):
+    if match := _named(_CANDIDATE_DOES, plain, rubric.prompt) or _TELLS_RESULT.search(plain):
         message = f"'{match[0].strip()}' tells the judge the result: state the fact and leave the result to the judge"
         yield _found("leak", "error", criterion, message)
     if match := _REFERENCE.search(plain):

@@ -142,7 +142,7 @@ def main() -> None:
         **{k: v for k, v in build.items() if k != "any_verifier"},
         mode="joint_rank",
         read="json",
-        max_tokens=24,
+        max_tokens=512,
     )
     right, consistent, first = ranking(ranks, pictures[:200])
     print(f"pairs ranked right {right:.3f}, both orders agree {consistent:.3f}, the first is said better {first:.3f}")

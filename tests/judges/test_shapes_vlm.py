@@ -27,7 +27,7 @@ def test_it_agrees_with_the_truth_of_held_out_scenes(measured) -> None:
     agreement = result.agreement()
     assert set(agreement) == set(FLOORS)
     assert all(agreement[kind] >= floor for kind, floor in FLOORS.items()), agreement
-    assert ece(result.said, result.truth) < 0.08
+    assert ece(result.said, result.truth) < 0.04
 
 
 @pytest.mark.slow
@@ -51,6 +51,6 @@ def test_it_is_small() -> None:
     assert sum(path.stat().st_size for path in SHAPES.iterdir()) < 20e6
 
 
-FLOORS = {"attribute": 0.92, "count": 0.89, "object": 0.92, "realism": 0.89, "relation": 0.65, "text": 0.7}
-"""Least share of right answers by criterion kind: 3 points or more below what 400 scenes gave. The aim is 0.95 for each
-kind; relation and text are far from it, and few scenes have them."""
+FLOORS = {"attribute": 0.95, "count": 0.94, "object": 0.95, "realism": 0.94, "relation": 0.75, "text": 0.8}
+"""Least share of right answers by criterion kind: some points below what 400 scenes gave. The aim is 0.95 for each kind;
+relation is far from it, and few scenes have it or text."""

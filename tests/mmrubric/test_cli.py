@@ -187,7 +187,7 @@ def test_a_process_keeps_standard_output_pure():
     good = process("rubric", PROMPT, "--json")
     assert good.returncode == 0 and json.loads(good.stdout)["prompt"] == PROMPT
     assert good.stdout.count("\n") == 1
-    bad = process("rubric", "a dragon", "--json")
+    bad = process("rubric", "a dragon", "--generator", "shapes", "--json")
     assert bad.returncode == 2 and json.loads(bad.stdout)["exit_code"] == 2 and "a dragon" in bad.stderr
     wrong_usage = process("judge", "--json")
     assert wrong_usage.returncode == 2 and json.loads(wrong_usage.stdout)["exit_code"] == 2

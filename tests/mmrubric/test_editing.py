@@ -68,6 +68,12 @@ def test_what_is_locked_stays_through_edits_and_drafts():
     assert editing.set_weight(editing.set_locked(locked, "red", False), "red", 9).criterion("red").weight == 9
 
 
+def test_what_is_switched_off_stays_off_in_a_new_draft():
+    off = editing.disable(RUBRIC, "mark")
+    merged = editing.keep_locked(off, RUBRIC)
+    assert merged.ids == ("cup", "red", "whole") and [c.id for c in editing.disabled(merged)] == ["mark"]
+
+
 def test_always_on_criteria_are_added_once():
     always = [Criterion(id="mark", text="Other."), Criterion(id="bright", text="The picture is bright.")]
     assert editing.with_always(RUBRIC, always).ids == (*RUBRIC.ids, "bright")
@@ -80,7 +86,8 @@ def test_always_on_criteria_are_added_once():
     [
         (lambda: editing.remove(RUBRIC, "cups"), "known: cup, red, mark, whole, category:attribute"),
         (lambda: editing.set_weight(RUBRIC, "cup", 0), "above 0"),
-        (lambda: editing.set_weight(RUBRIC, "cup", float("nan")), "above 0"),
+        (lambda: editing.set_weight(RUBRIC, "cup", float("nan")), "not a finite number"),
+        (lambda: editing.set_weight(RUBRIC, "cup", float("inf")), "not a finite number"),
         (lambda: editing.set_polarity(RUBRIC, "cup", "good"), "wanted or unwanted"),
         (lambda: editing.enable(RUBRIC, "cup"), "switched off: nothing"),
         (lambda: editing.add(RUBRIC, Criterion(id="cup", text="Again.")), "unique"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from mmrubric.chat import ChatRequest, Endpoint, Message
 from mmrubric.llm import LLM
+from mmrubric.llm_asking import Asker, Reading
 from mmrubric.llm_json import BadAnswer, ask_json, parse_object
+from mmrubric.store import Store
 from mmrubric.verdict import Failure
 from tests.mmrubric.stub_server import Clock, Stub, completion, error, serve
 
@@ -210,3 +213,39 @@ PROSE = st.text(st.characters(exclude_characters="{}[", exclude_categories=["Cs"
 @given(found=st.dictionaries(st.text(), JSON), before=PROSE, after=PROSE, indent=st.sampled_from([None, 2]))
 def test_any_object_in_any_prose_is_read_as_it_is(found, before, after, indent):
     assert parse_object(before + json.dumps(found, indent=indent) + after) == found
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """What a new client gets past one store and one address, and how many requests that took."""
+    request = replace(ASK, response_format={"type": "json_object"})
+    with serve(Stub(error(500))) as stub, Store(tmp_path / "s.sqlite") as store:
+
+        def one(*script, least):
+            def read(found):
+                if found["n"] < least:
+                    raise BadAnswer(f"n is {found['n']}")
+                return Reading(found["n"], found)
+
+            stub.script, stub.requests = list(script), []
+            llm = LLM(Endpoint(base_url=stub.base_url, model="m", max_retries=0), sleep=Clock())
+            answer = asyncio.run(Asker(llm, store).json(request, read, None, re_asks=1))
+            return answer.value, len(stub.requests)
+
+        yield one
+
+
+ONE, TWO, NO = completion('{"n": 1}'), completion('{"n": 2}'), error(400, "response_format is not supported")
+
+
+@pytest.mark.parametrize(("script", "requests"), [([TWO], 1), ([ONE, TWO], 2), ([NO, TWO], 2)])
+def test_a_stored_answer_that_cannot_be_used_gives_way_to_one_that_can(asked, script, requests):
+    assert asked(ONE, least=1) == (1, 1)
+    assert asked(*script, least=2) == (2, requests)
+    assert asked(error(500), least=2) == (2, 0), "asked once, in whatever form it was answered"
+
+
+def test_a_stored_answer_stays_while_nothing_better_comes(asked):
+    assert asked(ONE, least=1) == (1, 1)
+    assert asked(ONE, ONE, least=2) == (None, 2)
+    assert asked(error(500), least=1) == (1, 0)

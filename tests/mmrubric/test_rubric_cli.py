@@ -80,6 +80,9 @@ def test_edit_and_diff(tmp_path: Path):
     [
         (["rubric", "write"], "either a PROMPT or --prompts"),
         (["rubric", "--prompts", "p.jsonl"], "--out FILE.jsonl"),
+        (["rubric", "--prompts", "p.jsonl", "--out", "x.yaml"], "known here: .jsonl"),
+        (["rubric", "a cat", "--out", "x.txt"], "known here: .yaml"),
+        (["rubric", "a cat", "--store", "s.sqlite"], "asks no model"),
         (["rubric", "--prompts", "missing.jsonl", "--out", "x.jsonl"], "missing.jsonl"),
         (["rubric", "edit", "missing.yaml", "--lock", "a"], "missing.yaml"),
     ],
@@ -133,7 +136,7 @@ def test_many_prompts_by_a_model_in_order_with_their_cost(tmp_path: Path):
 
 
 def test_a_refused_prompt_falls_back_and_is_counted(tmp_path: Path):
-    prompt_file(tmp_path / "p.jsonl", 4)
+    prompt_file(tmp_path / "p.jsonl", 5)
 
     def reply(body):
         return completion("no") if "number 2" in json.dumps(body) else answering(body)
@@ -143,6 +146,36 @@ def test_a_refused_prompt_falls_back_and_is_counted(tmp_path: Path):
         result = call(*words, *direct(stub.base_url))
     assert result.exit_code == 0 and "1 by the fallback" in result.stdout
     assert "unparsable" in Rubric.load_many(tmp_path / "r.jsonl")[2].provenance.notes[0]
+
+
+def test_a_dead_server_is_an_error_and_no_file_of_rules(tmp_path: Path):
+    prompt_file(tmp_path / "p.jsonl", 5)
+    words = ["rubric", "--prompts", tmp_path / "p.jsonl", "--out", tmp_path / "r.jsonl"]
+    result = call(*words, *direct("http://127.0.0.1:1/v1", "--option", "max_retries=0"))
+    assert result.exit_code == 1 and "max_failure_share=0.2" in result.stderr and "cannot reach" in result.stderr
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+def test_one_prompt_without_a_checklist_does_not_hold_up_the_others(tmp_path: Path):
+    prompt_file(tmp_path / "p.jsonl", 6)
+
+    def reply(body):
+        return completion("no") if "number 2" in json.dumps(body) else answering(body)
+
+    with serve(Stub(reply=reply)) as stub:
+        words = ["rubric", "--prompts", tmp_path / "p.jsonl", "--out", tmp_path / "r.jsonl", "--json"]
+        result = call(*words, *direct(stub.base_url, "--option", "fallback=none"))
+    assert result.exit_code == 1 and list(json.loads(result.stdout)["failed"]) == ["p2"]
+    made = Rubric.load_many(tmp_path / "r.jsonl")
+    assert [rubric.provenance.extra["prompt_id"] for rubric in made] == ["p0", "p1", "p3", "p4", "p5"]
+
+
+def test_an_edit_that_cannot_be_written_leaves_the_file_alone(tmp_path: Path):
+    call("rubric", APPLES, "--out", tmp_path / "a.yaml")
+    before = (tmp_path / "a.yaml").read_text()
+    result = call("rubric", "edit", tmp_path / "a.yaml", "--weight", "plate=inf")
+    assert result.exit_code == 2 and "not a finite number" in result.stderr
+    assert (tmp_path / "a.yaml").read_text() == before
 
 
 def test_a_server_that_refuses_the_key_ends_the_run_at_once(tmp_path: Path):

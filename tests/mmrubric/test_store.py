@@ -122,6 +122,18 @@ def test_first_answer_stays(tmp_path):
         assert store.get("k", "s1")[0].met == 1.0
 
 
+def test_an_answer_that_nobody_can_use_gives_way_if_one_says_so(tmp_path):
+    with Store(tmp_path / "v.db") as store:
+        store.put_json("k", {"answer": "loose"}, kind="text")
+        store.put_many_json([("k", {"answer": "strict"}), ("new", 1)], kind="text", replace=True)
+        assert store.get_json("k", kind="text") == {"answer": "strict"} and store.get_json("new", kind="text") == 1
+        store.put_many_json([("k", {"answer": "later"})], kind="text")
+        assert store.get_json("k", kind="text") == {"answer": "strict"}
+        # What is stored under the key is another thing: it is no newer answer.
+        store.put_many_json([("k", [1, 2])], kind="rank", replace=True)
+        assert store.get_json("k", kind="text") == {"answer": "strict"} and len(store) == 2
+
+
 def test_other_answers_have_a_kind(tmp_path):
     with Store(tmp_path / "v.db") as store:
         store.put_json("k", {"rank": [1, 2]}, kind="rank")

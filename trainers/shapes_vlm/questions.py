@@ -69,7 +69,7 @@ def choose_criteria(spec: Spec, seen: Seen, rng: np.random.Generator) -> list[tu
 
 
 def _relations(spec: Spec, seen: Seen, rng: np.random.Generator) -> list[tuple[Criterion, bool]]:
-    """One true and one false relation of the two shapes of a prompt, whatever it says of them: a prompt has one
+    """Two true and two false relations of the two shapes of a prompt, whatever it says of them: a prompt has one
     criterion of this kind at most, and it is the hardest to learn."""
     if len(spec.subjects) != 2:
         return []
@@ -77,7 +77,7 @@ def _relations(spec: Spec, seen: Seen, rng: np.random.Generator) -> list[tuple[C
     specs = [replace(spec, subjects=order, relation=relation) for order in orders for relation in RELATIONS]
     asked = [next(c for c in criteria_of(each) if c.id == "relation") for each in specs]
     truths = np.array([bool(holds(criterion.arguments, seen)) for criterion in asked])
-    chosen = [int(rng.choice(rows)) for rows in (np.flatnonzero(truths), np.flatnonzero(~truths)) if len(rows)]
+    chosen = [i for rows in (np.flatnonzero(truths), np.flatnonzero(~truths)) for i in rng.permutation(rows)[:2]]
     return [(asked[i], bool(truths[i])) for i in chosen]
 
 

@@ -32,7 +32,7 @@ VISION_BATCH, VISION_BANK_STEPS = 64, 64
 WRITTEN_SHARE = 0.1
 """Share of the batches whose answers are JSON."""
 RANKING_SHARE = 0.12
-"""Share of the batches that rank, from the time on when single questions are learned."""
+"""Share of the batches that rank, from the time on when single questions are learned; the default."""
 RANKING_FROM = 0.4
 """That time, as a share of the steps."""
 
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--vision-steps", type=int, default=500, help="steps on patch labels alone")
     parser.add_argument("--steps", type=int, default=2_300, help="steps on questions")
     parser.add_argument("--batch", type=int, default=32, help="pictures of a step")
+    parser.add_argument("--ranking-share", type=float, default=RANKING_SHARE, help="share of the batches that rank")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=250)
@@ -71,7 +72,7 @@ def main() -> None:
     def loss(generator: torch.Generator) -> Tensor:
         step = generator.initial_seed()
         rng = np.random.default_rng([2, step])
-        ranks = step >= RANKING_FROM * options.steps and rng.random() < RANKING_SHARE
+        ranks = step >= RANKING_FROM * options.steps and rng.random() < options.ranking_share
         return torch.stack(
             bank(1, step // BANK_STEPS).losses(learner, processor, options.batch, bool(ranks), rng)
         ).sum()

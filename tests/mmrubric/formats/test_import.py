@@ -264,17 +264,18 @@ def pair(**record: Any) -> formats.RankedCandidates:
 def test_pairs_lists_and_scores() -> None:
     row = pair(response=["a.png", "b.png"], label_rank=[2, 1], id=4)
     assert row.candidates == ("a.png", "b.png") and row.label is PairVerdict.WIN_B and row.id == "4"
-    assert pair(response=["a", "b"], label_rank=[1, 1]).label is PairVerdict.TIE
+    assert pair(response=["a.jpg", "b.JPG"], label_rank=[1, 1]).label is PairVerdict.TIE
     edit = pair(
         source_image="s", edited_images=[{"bytes": b"x", "path": "p"}, {"bytes": None, "path": "q"}], label_rank=[1, 2]
     )
     assert (edit.source, edit.candidates, edit.label) == ("s", (b"x", "q"), PairVerdict.WIN_A)
-    scored = pair(response=["base", "a"], label_score=4)
-    assert (scored.source, scored.candidates, scored.score) == ("base", ("a",), 4)
-    assert pair(response=["base", "a", "b"], label_rank=[1, 2]).source == "base"
-    assert pair(images=["base", "a", "b"]).source == "base" and pair(images=["a", "b"]).source is None
-    assert pair(response=["base", "a", "b"], response_includes_base=True).candidates == ("a", "b")
-    listed = pair(response=["a", "b", "c"], label_rank=[3, 1, 2])
+    scored = pair(response=["0.png", "a.png"], label_score=4)
+    assert (scored.source, scored.candidates, scored.score) == ("0.png", ("a.png",), 4)
+    three = ["0.png", "a.png", "b.png"]
+    assert pair(response=three, label_rank=[1, 2]).source == "0.png"
+    assert pair(images=["0", "a", "b"]).source == "0" and pair(images=["a", "b"]).source is None
+    assert pair(response=three, response_includes_base=True).candidates == ("a.png", "b.png")
+    listed = pair(response=three, label_rank=[3, 1, 2])
     assert listed.ranks == (3, 1, 2) and listed.source is None
     with pytest.raises(InputError, match="two ranked candidates"):
         _ = listed.label
@@ -282,6 +283,37 @@ def test_pairs_lists_and_scores() -> None:
         "openrubrics", {**GOLDEN["openrubrics"], "response_a": "A", "response_b": "B", "winner": "B", "pair_id": "k"}
     )
     assert (text.candidates, text.label, text.kind, text.id) == (("A", "B"), PairVerdict.WIN_B, "text", "k")
+
+
+def test_responses_that_are_no_image_names_are_texts() -> None:
+    row = formats.pair_from_record(
+        "arr_pairs", {"prompt": "Name a bird.", "response": ["A kea.", "Data: a wren."], "label_rank": [2, 1]}
+    )
+    assert row.kind == "text" and row.pair().candidates == ("A kea.", "Data: a wren.") and row.pair().preferred == 1
+    # Of texts none is a source image.
+    assert pair(response=["one", "two", "three"]).candidates == ("one", "two", "three")
+    assert pair(response=[b"png", "a.webp"], label_rank=[1, 2]).kind == "image"
+    assert pair(edited_images=["one", "two"], label_rank=[1, 2]).kind == "image", "its key says so"
+    with pytest.raises(InputError, match=r"f:1: .*field 'response': image names and texts together"):
+        pair(response=["a.png", "A kea."], label_rank=[1, 2])
+
+
+@pytest.mark.parametrize("url", ["https://host/a.png", "s3://bucket/a.png", "data:image/png;base64,AA=="])
+def test_a_url_is_no_path(url: str) -> None:
+    for row in (
+        pair(response=["b.png", url], label_rank=[1, 2]),
+        pair(source_image=url, edited_images=["a.png", "b.png"], label_rank=[1, 2]),
+    ):
+        with pytest.raises(InputError, match="is a URL; download it first"):
+            row.pair()
+
+
+def test_image_paths_are_those_of_the_folder_of_the_file() -> None:
+    row = pair(source_image="in/s.png", edited_images=["a.png", "/data/b.png"], label_rank=[1, 2])
+    made = row.pair("/rows")
+    assert made.candidates == (Path("/rows/a.png"), Path("/data/b.png")) and made.source == Path("/rows/in/s.png")
+    assert row.pair().candidates[0] == Path("a.png")
+    assert pair(response=["a", "b"], label_rank=[1, 2]).pair("/rows").candidates == ("a", "b")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_source_is_needed():
     [
         (written(keep=0, follow=5), "no criterion in the group keep"),
         (written(follow=0, keep=7), "no criterion in the group follow"),
-        (written(keep=1, follow=1, quality=1), "3 criteria; give at least 8"),
+        (written(keep=1, follow=1, quality=1), "3 different criteria; give at least 8"),
         ({"criteria": [{"group": "mood", "criterion": "It is calm."}]}, "criteria.0.group"),
         ({"criteria": [{"group": "keep", "criterion": " "}]}, "statement 1 is blank"),
         ({"criteria": [{"group": "keep", "criterion": "The car of image 2 stays."}]}, "names another sample"),

@@ -119,6 +119,22 @@ def test_criteria_without_known_evidence_are_dropped():
     assert rubric.provenance.evidence == ("kea",)
 
 
+def test_ids_may_be_cited_as_they_are_shown():
+    bracketed = KEA | {"findings": [{"evidence": "[kea]", "requirement": "Its bill is hooked."}], "enough": True}
+    client, generator = make([QUERY, bracketed, written(("The bill is hooked.", "[kea]", " kea "))])
+    rubric = generator.generate_sync(PROMPT)
+    assert rubric.criteria[0].extra["evidence"] == ["kea"] and rubric.provenance.evidence == ("kea",)
+    assert not rubric.provenance.notes and "[kea] Its bill is hooked." in text_of(client.asked[-1])
+
+
+def test_ids_that_have_brackets_of_their_own_are_known():
+    corpus = BM25([Passage("[kea]", "The kea has a hooked bill."), Passage("kea", "The kea has olive feathers.")])
+    both = reflection(("[kea]", "Its bill is hooked."), enough=True)
+    cites = written(("The bill is hooked.", "[[kea]]"), ("The feathers are olive.", "kea"))
+    _, generator = make([QUERY, both, cites], retriever=corpus)
+    assert [c.extra["evidence"] for c in generator.generate_sync(PROMPT).criteria] == [["[kea]"], ["kea"]]
+
+
 def test_passages_of_the_corpus_that_were_not_found_are_unknown_too():
     oak = written(("The leaves are lobed.", "oak"))
     client, generator = make([QUERY, KEA, WREN, oak, GOOD])

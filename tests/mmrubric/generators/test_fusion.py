@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrubric.generators.fusion import Item, clashes, joined_to_earlier, pooled, settled
+from mmrubric.generators import build
+from mmrubric.generators.fusion import Item, clashes, joined_to_earlier, pooled, settled, united
+from tests.mmrubric.generators.scripted import Scripted
 
 TEXTS = [
     "A table is visible.",
@@ -64,6 +68,23 @@ def test_the_vaguer_one_of_two_repeats_goes():
 
 def test_numbers_and_colours_are_never_united():
     assert len(pooled([item(text, "a") for text in TEXTS[3:7]]).items) == 4
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Thirteen candles are lit.", "Fourteen candles burn."),
+        ("The second cup is red.", "The third of the cups is red."),
+        ("It is 5 °C.", "The display shows -5 °C."),
+        ("The sign reads '!'.", "The text '?' is on the sign."),
+        ("The door faces east.", "The door looks to the west."),
+    ],
+)
+def test_other_facts_are_never_united_whoever_says_so(first, second):
+    everything_is_the_same = Scripted([{"same": [[1, 2]], "conflicts": []}])
+    generator = build("multi_role", client=everything_is_the_same)
+    pool, _ = asyncio.run(united(generator, "a prompt", pooled([item(first, "a"), item(second, "b")])))
+    assert len(pool.items) == 2 and len(everything_is_the_same.asked) == 1
 
 
 def test_wording_shows_contradictions():

@@ -114,7 +114,7 @@ def test_a_passage_longer_than_the_context_is_refused_and_never_cut():
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        ({"criteria": [item()]}, "1 criteria; give at least 2"),
+        ({"criteria": [item()]}, "1 different criteria; give at least 2"),
         ({"criteria": [item(weight=0), YOUNG]}, "weight: Input should be greater than 0"),
         ({"criteria": [item(weight=-1), YOUNG]}, "weight: Input should be greater than 0"),
         ({"criteria": [item(elements=()), YOUNG]}, "required_elements"),
@@ -145,6 +145,20 @@ def test_facts_may_stand_in_the_text_if_one_says_so_or_if_the_prompt_states_them
     client, generator = make([told])
     generator.generate_sync("a kea in burrows between roots", grounding=PASSAGE_ONLY)
     assert len(client.asked) == 1
+
+
+def test_an_answer_that_a_stricter_check_refuses_is_replaced_so_that_it_is_asked_once(tmp_path):
+    told = {"criteria": [item(text="It says burrows between roots."), YOUNG]}
+    with Store(tmp_path / "s.sqlite") as store:
+
+        def calls(answers, **options):
+            client, generator = make(answers, store=store, **options)
+            generator.generate_sync(PROMPT, grounding=PASSAGE_ONLY)
+            return len(client.asked)
+
+        assert calls([told], facts_in_text=True) == 1
+        assert calls([told, GOOD]) == 2, "what is stored gives the fact away, and so does the first new answer"
+        assert [calls([]), calls([]), calls([], facts_in_text=True)] == [0, 0, 0]
 
 
 def test_repeats_go_and_the_rest_is_cut_to_the_cap():

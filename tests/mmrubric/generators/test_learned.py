@@ -5,6 +5,7 @@ Rubric-ARM, arXiv 2602.01511; Proxy-GRM, arXiv 2603.16600; RubricGen of Writer-R
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from mmrubric import generators
 from mmrubric.errors import InputError
 from mmrubric.generators.learned import LearnedGenerator, question_of
+from mmrubric.generators.learned_asking import ask_text
 from mmrubric.generators.learned_formats import FORMATS, LearnedItem, parse_json, parse_proxy_grm, parse_rubric_arm
 from mmrubric.generators.llm import GenerationFailed
 from mmrubric.store import Store
@@ -279,6 +281,22 @@ def test_what_was_answered_is_not_asked_again_also_after_a_second_chance(tmp_pat
         three, third = make([JSON], store=store, format="json")
         third.generate_sync(PROMPT)
         assert len(three.asked) == 1
+
+
+@pytest.mark.parametrize("answers", [[ARM], ["bad", ARM]])
+def test_a_stored_answer_that_can_no_longer_be_read_is_replaced(tmp_path, answers):
+    with Store(tmp_path / "s.sqlite") as store:
+        client, learned = make([ARM])
+        learned.generate_sync(PROMPT)
+        # A parser that took anything has kept this one.
+        loose = Scripted(["anything at all"])
+        assert asyncio.run(ask_text(loose, store, client.asked[0], str.strip, 0)) == "anything at all"
+        two, strict = make(answers, store=store)
+        strict.generate_sync(PROMPT)
+        assert len(two.asked) == len(answers)
+        three, again = make([], store=store)
+        again.generate_sync(PROMPT)
+        assert not three.asked
 
 
 def test_a_failure_is_not_stored(tmp_path):

@@ -50,6 +50,12 @@ def test_what_nobody_should_learn_from_is_left_out_with_its_reason():
     }
 
 
+def test_what_learned_would_refuse_is_left_out():
+    same = GOOD.with_changed("light", anchors=(Anchor(text="Soft."), Anchor(text="soft")))
+    rows, left_out = sft_rows([GOOD, same])
+    assert len(rows) == 1 and left_out == {"levels of the same words, or a blank text, which learned refuses": 1}
+
+
 def test_the_command_writes_one_chat_a_line(tmp_path: Path):
     Rubric.save_many([GOOD, GOOD], tmp_path / "r.jsonl")
     words = ["rubric", "export-sft", tmp_path / "r.jsonl", "--out", tmp_path / "s.jsonl", "--json"]

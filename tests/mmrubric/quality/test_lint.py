@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrubric import generators
+from mmrubric.generators.showing import check_wording
 from mmrubric.quality import RULES, Finding, lint
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.shapes import draw_specs
@@ -43,10 +44,18 @@ SPOTTED = [
     ("non_comparative", "error", "The cat is sharper in image 1."),
     ("non_comparative", "error", "It shows a larger cat than the other."),
     ("non_comparative", "error", "Response A is longer."),
+    ("non_comparative", "error", "Image 2 is sharper."),
+    ("non_comparative", "error", "It is better than the other image."),
+    ("non_comparative", "error", "The second picture is sharper."),
+    ("non_comparative", "error", "The colours are richer than in the other image in the pair."),
+    ("non_comparative", "error", "Candidate B shows a dog."),
+    ("non_comparative", "warning", "One tower is taller than the other."),
+    ("non_comparative", "warning", "The dog is small compared to the house."),
     ("non_comparative", "warning", "The cat is drawn in better detail."),
     ("non_comparative", "warning", "The cat is more detailed than the dog."),
     ("leak", "error", "Score 1 if the cat is black."),
     ("leak", "error", "Response 1 mentions a cat."),
+    ("leak", "error", "Candidate B shows a dog."),
     ("leak", "error", "Answer yes when a cat is visible."),
     ("leak", "warning", "The face equals that of the reference image."),
     ("leak", "warning", "The pose is that of the ground truth."),
@@ -64,6 +73,11 @@ FINE = [
     "The picture is free of artifacts.",
     "The scoreboard shows 'score 1 if'.",
     "The cat is larger than the dog.",
+    "The second picture on the wall is tilted.",
+    "The label says option B.",
+    "The button is labelled option B has no effect.",
+    "A photo 4 inches wide lies on the desk.",
+    "The photo 4.5 cm wide is torn.",
 ]
 
 
@@ -81,6 +95,37 @@ def test_what_the_prompt_names_is_no_fault():
     assert found("Two images hang on the wall.", prompt="two images on a wall") == []
     assert found("The background is blurred.", prompt="a blurred background") == []
     assert [rule for rule, *_ in found("The background is blurred.")] == ["polarity"]
+    assert found("The Tesla Model 3 is parked.", prompt="a Tesla Model 3") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "One tower is taller than the other.",
+        "The second picture on the wall is tilted.",
+        "The label says option B.",
+        "A photo 4 inches wide lies on the desk.",
+        "The dog is small compared to the house.",
+    ],
+)
+def test_what_holds_of_one_picture_is_not_refused(text: str):
+    check_wording([text], prompt="")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Response 1 mentions a cat.",
+        "Image 2 is sharper.",
+        "It looks better than the other image.",
+        "Candidate B shows a cat.",
+        "This picture shows a larger cat than the other.",
+        "Is it larger than the other?",
+    ],
+)
+def test_what_names_another_sample_is_refused(text: str):
+    with pytest.raises(ValueError, match="names another sample"):
+        check_wording([text], prompt="")
 
 
 def test_a_denial_of_something_unwanted_is_a_double_negative():
