@@ -52,5 +52,5 @@ def test_it_is_small() -> None:
 
 
 FLOORS = {"attribute": 0.95, "count": 0.94, "object": 0.95, "realism": 0.94, "relation": 0.75, "text": 0.8}
-"""Least share of right answers by criterion kind: some points below what 400 scenes gave. The aim is 0.95 for each kind;
+"""Least share of right answers by criterion kind: some points below what 400 scenes gave. The aim is 0.95 for each;
 relation is far from it, and few scenes have it or text."""
