@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,16 +13,20 @@ from torch import Tensor, nn
 
 from mmrubric.errors import InputError
 from mmrubric.rubric import Prompt
+from pipelines.policy import Sampler
 
 Embedding = tuple[Tensor, ...]
 """What a model reads of one text, without a batch dimension; the adapter says what each tensor is."""
 
 
 class FlowAdapter(Protocol):
-    """What differs between flow models; `pipelines.sd3.SD3Adapter` documents each part."""
+    """What differs between flow models; `pipelines.adapter.DiffusersAdapter` documents each part."""
 
     pipe: Any
     default_sequence_length: int
+
+    @property
+    def guidance(self) -> Literal["cfg", "embedded"]: ...
 
     @property
     def module(self) -> nn.Module: ...
@@ -31,10 +35,11 @@ class FlowAdapter(Protocol):
     def frozen(self) -> list[nn.Module]: ...
 
     @property
-    def default_shift(self) -> float: ...
-
-    @property
     def default_size(self) -> tuple[int, int]: ...
+
+    def shift_for(self, height: int, width: int) -> float: ...
+
+    def deployed(self, height: int, width: int) -> Sampler: ...
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]: ...
 
@@ -42,7 +47,11 @@ class FlowAdapter(Protocol):
 
     def encode(self, text: str, tokens: int) -> Embedding: ...
 
-    def predict(self, module: nn.Module, x: Tensor, sigma: Tensor, embedding: Embedding) -> Tensor: ...
+    def predict(
+        self, module: nn.Module, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float
+    ) -> Tensor: ...
+
+    def guide(self, without: Tensor, with_text: Tensor, scale: float) -> Tensor: ...
 
     def decode(self, latents: Tensor) -> np.ndarray: ...
 
@@ -73,7 +82,7 @@ class EmbeddingCache:
         return key in self._entries
 
     def get(self, text: str, tokens: int) -> Embedding:
-        """Embedding of a text; `tokens` = length of the T5 part."""
+        """Embedding of a text; `tokens` = `Sampler.max_sequence_length`."""
         key = (text, tokens)
         found = self._entries.get(key)
         if found is None:
@@ -107,6 +116,10 @@ class Conditioner:
             InputError: names the prompt and says what is wrong.
         """
         for prompt in prompts:
+            if prompt.negative and self._adapter.guidance == "embedded":
+                raise InputError(
+                    f"prompt '{prompt.id}' has a negative text, which a model with embedded guidance never reads"
+                )
             for kind, text in (("prompt", prompt.text), ("negative text of prompt", prompt.negative)):
                 problem = None if (text, tokens) in self.cache else self._adapter.problem(text, tokens)
                 if problem:
