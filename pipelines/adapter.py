@@ -31,6 +31,8 @@ class DiffusersAdapter:
 
     default_sequence_length: int
     """`Sampler.max_sequence_length` of the plain pipeline."""
+    max_sources = 0
+    """Source images that a prompt may have."""
     refused: tuple[str, ...] = _SCHEDULES
     """Options of the scheduler that this adapter does not repeat."""
 
@@ -92,6 +94,11 @@ class DiffusersAdapter:
         """Embedding of one text; its shape depends on `tokens` alone."""
         raise NotImplementedError
 
+    def encode_source(self, source: Any, height: int, width: int) -> Embedding:
+        """Embedding of a source image, or of none (None), of any size, for a sample of height x width pixels; its
+        shape depends on those two alone. Only for adapters with `max_sources`."""
+        raise NotImplementedError
+
     def predict(self, module: nn.Module, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float) -> Tensor:
         """Velocity [n, ...] at x [n, ...] and noise level sigma [n] in [0, 1].
 
@@ -99,7 +106,7 @@ class DiffusersAdapter:
             module: `self.module` or what wraps it.
             x: states.
             sigma: noise levels.
-            embedding: tensors [n, ...] as `encode` gives them.
+            embedding: tensors [n, ...] as `encode` gives them, then those of `encode_source`.
             guidance: scale of embedded guidance; nothing for models with classifier-free guidance.
         """
         raise NotImplementedError
@@ -116,8 +123,12 @@ class DiffusersAdapter:
 
     def encode_images(self, images: np.ndarray) -> Tensor:
         """Latents [n, C, h, w] (mean of the posterior) of uint8 RGB [n, H, W, 3]."""
-        config, vae = self.pipe.vae.config, self.pipe.vae
-        mean = vae.encode(to_pixels(images, vae)).latent_dist.mode()
+        return self.encode_pixels(to_pixels(images, self.pipe.vae))
+
+    def encode_pixels(self, pixels: Tensor) -> Tensor:
+        """Latents [n, C, h, w] of [n, 3, H, W] in [-1, 1]."""
+        config = self.pipe.vae.config
+        mean = self.pipe.vae.encode(pixels).latent_dist.mode()
         return ((mean - (config.shift_factor or 0.0)) * config.scaling_factor).float()
 
     def save_lora(self, directory: str | Path) -> None:

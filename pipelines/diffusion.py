@@ -345,7 +345,7 @@ class FlowPolicy:
         return sampler.model_copy(update=filled)
 
     def _embed(self, prompts: Sequence[Prompt], index: Tensor, sampler: Sampler) -> Embedding:
-        return self.conditioner.embed(prompts, index, _tokens(sampler), self._guided(sampler.guidance))
+        return self.conditioner.embed(prompts, index, sampler, self._guided(sampler.guidance))
 
     def _guided(self, guidance: float) -> bool:
         """Whether a scale means a second branch with the negative text."""

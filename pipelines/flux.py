@@ -55,21 +55,32 @@ class FluxAdapter(PackedAdapter):
     def predict(self, module: nn.Module, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float) -> Tensor:
         """Velocity [n, C, h, w] at x [n, C, h, w] and noise level sigma [n] in [0, 1]."""
         tokens, pooled = embedding
+        return self.velocity(module, x, sigma, tokens, pooled, guidance)
+
+    def velocity(
+        self, module: nn.Module, x: Tensor, sigma: Tensor, tokens: Tensor, pooled: Tensor, guidance: float,
+        more: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Velocity [n, C, h, w]; `more` = further image tokens [n, N, 4 C] and their positions [N, 3]."""
         h, w = x.shape[2:]
+        image, places = pack(x), positions(h // 2, w // 2, x.device)
+        count = image.shape[1]
+        if more is not None:
+            image, places = torch.cat([image, more[0]], 1), torch.cat([places, more[1]])
         velocity = module(
-            hidden_states=pack(x),
+            hidden_states=image,
             timestep=sigma,
             guidance=torch.full_like(sigma, guidance) if self.guidance == "embedded" else None,
             encoder_hidden_states=tokens,
             pooled_projections=pooled,
             txt_ids=x.new_zeros(tokens.shape[1], 3),
-            img_ids=positions(h // 2, w // 2, x.device),
+            img_ids=places,
             return_dict=False,
         )[0]
-        return unpack(velocity, h, w)
+        return unpack(velocity[:, :count], h, w)
 
 
-def positions(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Places (0, row, column) of the tokens in reading order, [rows * columns, 3] float32."""
+def positions(rows: int, columns: int, device: torch.device, picture: int = 0) -> Tensor:
+    """Places (picture, row, column) of the tokens in reading order, [rows * columns, 3] float32."""
     grid = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).reshape(-1, 2)
-    return torch.cat([torch.zeros(len(grid), 1), grid], 1).to(device)
+    return torch.cat([torch.full((len(grid), 1), picture), grid], 1).to(device, torch.float32)

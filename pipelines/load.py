@@ -19,7 +19,7 @@ from pipelines.quiet import quiet
 
 SHAPES = Path(__file__).parent / "assets" / "shapes-sd3"
 """The generator of the shapes world that ships with the package, loaded by the name "shapes"."""
-SUPPORTED = ("StableDiffusion3Pipeline", "FluxPipeline", "QwenImagePipeline")
+SUPPORTED = ("StableDiffusion3Pipeline", "FluxPipeline", "FluxKontextPipeline", "QwenImagePipeline")
 
 
 class LoraOptions(BaseModel, frozen=True, extra="forbid"):
@@ -119,12 +119,14 @@ def build_adapter(name: str, pipe: Any) -> FlowAdapter:
         InputError: the pipeline lacks a part, or its scheduler is not a plain one.
     """
     from pipelines.flux import FluxAdapter
+    from pipelines.flux_kontext import FluxKontextAdapter
     from pipelines.qwen_image import QwenImageAdapter
     from pipelines.sd3 import SD3Adapter
 
     adapters = {
         "StableDiffusion3Pipeline": SD3Adapter,
         "FluxPipeline": FluxAdapter,
+        "FluxKontextPipeline": FluxKontextAdapter,
         "QwenImagePipeline": QwenImageAdapter,
     }
     return adapters[name](pipe)

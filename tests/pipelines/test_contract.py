@@ -11,6 +11,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mmrubric import Prompt
 from mmrubric.errors import InputError
@@ -43,6 +44,8 @@ class Case:
     guidance: Callable[[float], dict[str, Any]]
     """Arguments of the plain call for a scale, where 1 is off."""
     packed: bool = True
+    edits: bool = False
+    """Prompts have a source image."""
     parts: tuple[str, ...] = ()
     """Parts that the plain pipeline wants to be named as None."""
 
@@ -59,6 +62,10 @@ CASES = {
     ),
     "flux": Case("FluxPipeline", tiny_flux_directory, 20, lambda scale: {"guidance_scale": scale}),
     "flux-schnell": Case("FluxPipeline", lambda path: tiny_flux_directory(path, distilled=False), 20, true_cfg),
+    "kontext": Case(
+        "FluxKontextPipeline", lambda path: tiny_flux_directory(path, kontext=True), 20,
+        lambda scale: {"guidance_scale": scale}, edits=True,
+    ),
     "qwen-image": Case("QwenImagePipeline", tiny_qwen_image_directory, 24, true_cfg),
 }  # fmt: skip
 
@@ -90,9 +97,13 @@ class Model:
             if lora:
                 pipe.load_lora_weights(lora)
         pipe.set_progress_bar_config(disable=True)
+        if self.case.edits:
+            # the pipeline's own sizes are 1024 x 1024; those of the sources are what the adapter scales them to
+            pictures = [Image.fromarray(np.asarray(p.sources[0])) for p in prompts]
+            options |= {"image": pictures, "max_area": HEIGHT * WIDTH, "_auto_resize": False}
         noise = NoiseStream([seed.noise for seed in SEEDS], SHAPE).draw()
         out = pipe(
-            [p.text for p in prompts], height=HEIGHT, width=WIDTH, num_inference_steps=sampler.steps,
+            prompt=[p.text for p in prompts], height=HEIGHT, width=WIDTH, num_inference_steps=sampler.steps,
             latents=pack(noise) if self.case.packed else noise, max_sequence_length=sampler.max_sequence_length,
             **{"output_type": "latent", **self.case.guidance(sampler.guidance), **options},
         ).images  # fmt: skip
@@ -108,9 +119,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def shown(prompts: list[Prompt], model: Model) -> list[Prompt]:
-    """Prompts with a negative text where the model reads one."""
+    """Prompts with a negative text and a source image where the model reads them."""
     negative = NEGATIVE if model.policy.adapter.guidance == "cfg" else ""
-    return [dataclasses.replace(prompt, negative=negative) for prompt in prompts]
+    pictures = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    return [
+        dataclasses.replace(prompt, negative=negative, sources=(picture,) if model.case.edits else ())
+        for prompt, picture in zip(prompts, pictures, strict=True)
+    ]
 
 
 def roll_out(policy: FlowPolicy, prompts: list[Prompt], sampler: Sampler, batch: int | None = None) -> Rollout:
