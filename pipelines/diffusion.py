@@ -50,7 +50,7 @@ class FlowPolicy:
         lora: the trainable parameters are a LoRA adapter.
         precision: fp32, bf16 or fp16 autocast around the model call.
         copies: weights to keep besides the trained ones, of old, ema, reference.
-        deployed: sampler used where none is given; None = the pipeline's scheduler with 28 steps.
+        deployed: sampler used where none is given; None = what the plain pipeline does.
         batch: rows per model call in sampling; None = all rows at once.
     """
 
@@ -68,7 +68,7 @@ class FlowPolicy:
     ) -> None:
         self.adapter, self.lora, self.precision, self.batch = adapter, lora, precision, batch
         self.version = 0
-        self.deployed = self._complete(deployed or Sampler(steps=28, shift=adapter.default_shift, schedule="diffusers"))
+        self.deployed = self._complete(deployed or adapter.deployed(*adapter.default_size))
         self._core = adapter.module
         self._wrapped = self._core
         self._trainable = [(name, p) for name, p in self._core.named_parameters() if p.requires_grad]
@@ -150,7 +150,7 @@ class FlowPolicy:
                 "stochastic step to record: use noise sde, dance or cps, a level above 0 and 2 or more steps"
             )
         unique, index = distinct(prompts)
-        levels = flow.sigmas(sampler.steps, sampler.shift, sampler.schedule)
+        levels = sampler.sigmas()
         table = flow.step_table(levels, sampler.noise, sampler.level, stochastic)
         shape = self._shape(sampler)
         self.conditioner.check(unique, _tokens(sampler))
@@ -271,7 +271,7 @@ class FlowPolicy:
             seeds=None,
             policy_version=self.version,
             sampler=self.deployed,
-            sigmas=flow.sigmas(self.deployed.steps, self.deployed.shift, self.deployed.schedule),
+            sigmas=self.deployed.sigmas(),
             samples=latents,
             images=images,
             steps=torch.zeros(0, dtype=torch.long),
@@ -345,25 +345,30 @@ class FlowPolicy:
         return sampler.model_copy(update=filled)
 
     def _embed(self, prompts: Sequence[Prompt], index: Tensor, sampler: Sampler) -> Embedding:
-        return self.conditioner.embed(prompts, index, _tokens(sampler), sampler.guidance > 1.0)
+        return self.conditioner.embed(prompts, index, sampler, self._guided(sampler.guidance))
+
+    def _guided(self, guidance: float) -> bool:
+        """Whether a scale means a second branch with the negative text."""
+        return guidance > 1.0 and self.adapter.guidance == "cfg"
 
     def _velocity(self, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float) -> Tensor:
-        """The one call of the model: [n, ...] float32; with guidance both branches are one batch of 2n."""
+        """The one call of the model: [n, ...] float32; with classifier-free guidance both branches are one batch
+        of 2n."""
         module = self._wrapped
         if not torch.is_grad_enabled() and isinstance(module, DistributedDataParallel):
             # without gradients DDP would still synchronise buffers, and ranks may sample in different batches
             module = self._core
-        guided = guidance > 1.0
+        guided = self._guided(guidance)
         if guided:
             x, sigma = torch.cat([x, x]), torch.cat([sigma, sigma])
         dtype = AUTOCAST[self.precision]
         with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-            velocity = self.adapter.predict(module, x, sigma, embedding)
+            velocity = self.adapter.predict(module, x, sigma, embedding, guidance)
         velocity = velocity.float()
         if not guided:
             return velocity
         without, with_text = velocity.chunk(2)
-        return without + guidance * (with_text - without)
+        return self.adapter.guide(without, with_text, guidance)
 
     def _shape(self, sampler: Sampler) -> tuple[int, ...]:
         assert sampler.height is not None and sampler.width is not None

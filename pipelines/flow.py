@@ -23,16 +23,19 @@ _TRAIN_STEPS = 1000
 """Length of the training schedule of `FlowMatchEulerDiscreteScheduler`; its last noise level is 1 / 1000."""
 
 
-def sigmas(steps: int, shift: float = 1.0, schedule: str = "linear") -> Tensor:
+def sigmas(steps: int, shift: float = 1.0, schedule: str = "linear", terminal: float | None = None) -> Tensor:
     """Noise levels from exactly 1 to 0, [steps + 1] float32.
 
     linear: 1 - k / steps, then s * sigma / (1 + (s - 1) * sigma). This is what diffusers' scheduler makes of
     `sigmas=np.linspace(1, 1 / steps, steps)`.
     diffusers: what `FlowMatchEulerDiscreteScheduler.set_timesteps(steps)` makes by itself: equal distances
     from 1 to the shifted 1 / 1000, shifted (again), then 0.
+    terminal: after the shift, distances from 1 are scaled so that the last level before 0 is this one
+    (`shift_terminal` of the scheduler; Qwen-Image, arXiv 2508.02324, is deployed with 0.02).
 
     Raises:
-        InputError: no steps, a shift that is not positive, or an unknown schedule.
+        InputError: no steps, a shift that is not positive, an unknown schedule, a terminal outside (0, 1) or
+            one for a single step.
     """
     if steps < 1 or not shift > 0:
         raise InputError(f"sigmas need steps >= 1 and shift > 0, not {steps} and {shift}")
@@ -43,7 +46,12 @@ def sigmas(steps: int, shift: float = 1.0, schedule: str = "linear") -> Tensor:
     else:
         lowest = _shifted(torch.tensor(1.0 / _TRAIN_STEPS, dtype=torch.float64), shift)
         levels = torch.linspace(1.0, float(lowest), steps, dtype=torch.float64)
-    levels = torch.cat([_shifted(levels, shift), levels.new_zeros(1)])
+    levels = _shifted(levels, shift)
+    if terminal is not None:
+        if steps < 2 or not 0.0 < terminal < 1.0:
+            raise InputError(f"shift_terminal {terminal} must be in (0, 1) and needs 2 or more steps, not {steps}")
+        levels = 1.0 - (1.0 - levels) * ((1.0 - terminal) / (1.0 - levels[-1]))
+    levels = torch.cat([levels, levels.new_zeros(1)])
     levels[0] = 1.0
     return check_sigmas(levels.float())
 

@@ -12,13 +12,14 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import nn
 
 from mmrubric.errors import InputError
+from pipelines.conditioning import FlowAdapter
 from pipelines.diffusion import AUTOCAST, DEPLOYED_FILE, FlowPolicy
 from pipelines.policy import Sampler
 from pipelines.quiet import quiet
 
 SHAPES = Path(__file__).parent / "assets" / "shapes-sd3"
 """The generator of the shapes world that ships with the package, loaded by the name "shapes"."""
-SUPPORTED = ("StableDiffusion3Pipeline",)
+SUPPORTED = ("StableDiffusion3Pipeline", "FluxPipeline", "FluxKontextPipeline", "QwenImagePipeline")
 
 
 class LoraOptions(BaseModel, frozen=True, extra="forbid"):
@@ -61,7 +62,7 @@ def load_policy(
         ema, old, reference: keep these copies of the trained weights (LoRA has its reference for nothing).
         gradient_checkpointing: recompute activations in the backward pass.
         batch: rows per model call in sampling; None = all at once.
-        t5: False leaves out the T5 text encoder of a pipeline that has one.
+        t5: False leaves out the T5 text encoder of a Stable Diffusion 3 pipeline.
 
     Raises:
         InputError: a missing directory, no diffusers pipeline, a class that is not supported, a wrong option.
@@ -79,22 +80,23 @@ def load_policy(
         raise InputError(f"batch must be at least 1 row, not {batch}")
     source = resolve(path_or_id)
     index = read_index(source)
-    if index["_class_name"] not in SUPPORTED:
-        raise InputError(f"{source} is a {index['_class_name']}: supported are {', '.join(SUPPORTED)}")
+    name = index["_class_name"]
+    if name not in SUPPORTED:
+        raise InputError(f"{source} is a {name}: supported are {', '.join(SUPPORTED)}")
+    if not t5 and name != "StableDiffusion3Pipeline":
+        raise InputError(f"t5=False is for StableDiffusion3Pipeline: a {name} cannot leave its text encoder out")
     deployed = read_deployed(source)
 
     # diffusers and transformers take seconds to import: not before the input is known to be good
-    from diffusers import StableDiffusion3Pipeline
-
-    from pipelines.sd3 import SD3Adapter
+    import diffusers
 
     # diffusers wants parts that a directory lacks, such as T5, to be named as None
     absent = {name for name, value in index.items() if isinstance(value, list) and value == [None, None]}
     absent |= set() if t5 else {"text_encoder_3", "tokenizer_3"}
     with quiet():
-        pipe: Any = StableDiffusion3Pipeline.from_pretrained(source, **dict.fromkeys(absent))
+        pipe: Any = getattr(diffusers, name).from_pretrained(source, **dict.fromkeys(absent))
     pipe.set_progress_bar_config(disable=True)
-    adapter = SD3Adapter(pipe)
+    adapter = build_adapter(name, pipe)
     half = AUTOCAST[precision] or torch.float32
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     casts = [(pipe.vae, torch.float32), (adapter.module, torch.float32 if tune == "full" else half)]
@@ -108,6 +110,26 @@ def load_policy(
     if gradient_checkpointing:
         pipe.transformer.enable_gradient_checkpointing()
     return FlowPolicy(adapter, lora=tune == "lora", precision=precision, copies=copies, deployed=deployed, batch=batch)
+
+
+def build_adapter(name: str, pipe: Any) -> FlowAdapter:
+    """The adapter of a pipeline class of `SUPPORTED`.
+
+    Raises:
+        InputError: the pipeline lacks a part, or its scheduler is not a plain one.
+    """
+    from pipelines.flux import FluxAdapter
+    from pipelines.flux_kontext import FluxKontextAdapter
+    from pipelines.qwen_image import QwenImageAdapter
+    from pipelines.sd3 import SD3Adapter
+
+    adapters = {
+        "StableDiffusion3Pipeline": SD3Adapter,
+        "FluxPipeline": FluxAdapter,
+        "FluxKontextPipeline": FluxKontextAdapter,
+        "QwenImagePipeline": QwenImageAdapter,
+    }
+    return adapters[name](pipe)
 
 
 def add_lora(module: Any, options: LoraOptions) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mmrubric.errors import InputError
 from mmrubric.rubric import Prompt
+from pipelines import flow
 
 RECORDABLE = frozenset({"states", "log_prob", "mean"})
 """What `Policy.sample` can record."""
@@ -46,9 +47,13 @@ class Sampler(BaseModel, frozen=True, extra="forbid"):
     steps: int = Field(default=10, ge=1)
     """Denoising steps."""
     guidance: float = Field(default=1.0, ge=1.0, allow_inf_nan=False)
-    """Scale of classifier-free guidance; 1 = off, one model call per step."""
+    """Scale of classifier-free guidance; 1 = off, one model call per step. A model with embedded guidance
+    (FLUX.1-dev) is handed the scale, in one call per step whatever it is."""
     shift: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
-    """Shift of the noise levels, as in diffusers' `FlowMatchEulerDiscreteScheduler`."""
+    """Shift of the noise levels, as in diffusers' `FlowMatchEulerDiscreteScheduler`. Where the pipeline shifts
+    by the size of the image, `adapter.shift_for(height, width)` is its value."""
+    shift_terminal: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Noise level before the last step, to which the shifted levels are stretched (Qwen-Image); None = none."""
     schedule: Literal["linear", "diffusers"] = "linear"
     """linear: equal distances from 1 to 0 before the shift. diffusers: what the scheduler takes when nothing
     but the number of steps is given to it; its last step starts next to 0."""
@@ -65,7 +70,8 @@ class Sampler(BaseModel, frozen=True, extra="forbid"):
     width: int | None = Field(default=None, ge=1)
     """Pixels; None = the model's own size."""
     max_sequence_length: int | None = Field(default=None, ge=0, le=512)
-    """T5 tokens; a pipeline without T5 gets as many zero tokens (0 = none). None = as deployed."""
+    """Text tokens: of T5 (SD3, FLUX; an SD3 pipeline without T5 gets as many zero tokens, 0 = none), or of the
+    language model (Qwen-Image; shorter prompts are padded and masked). None = as deployed."""
     log_prob: Literal["gaussian", "cps"] = "gaussian"
     """gaussian: log density of a step, mean over elements; cps: the published form without its constants."""
 
@@ -75,12 +81,18 @@ class Sampler(BaseModel, frozen=True, extra="forbid"):
             raise ValueError(f"sampler.level is {self.level}: cps takes a level in [0, 1]")
         if self.log_prob == "cps" and self.noise != "cps":
             raise ValueError(f"sampler.log_prob 'cps' belongs to noise 'cps', not '{self.noise}': use 'gaussian'")
+        if self.shift_terminal is not None and self.steps < 2:
+            raise ValueError("sampler.shift_terminal is the level before the last of 2 or more steps, steps is 1")
         if self.same_noise and not self.stochastic:
             raise ValueError(
                 "sampler.same_noise with deterministic steps makes all samples of a prompt equal: "
                 "take noise 'sde', 'dance' or 'cps' with a level above 0, or same_noise: false"
             )
         return self
+
+    def sigmas(self) -> Tensor:
+        """Noise levels [steps + 1] float32, see `pipelines.flow.sigmas`."""
+        return flow.sigmas(self.steps, self.shift, self.schedule, self.shift_terminal)
 
     @property
     def stochastic(self) -> bool:

@@ -45,14 +45,7 @@ def tiny_sd3_directory(
         shift: of the scheduler.
         max_tokens: prompt length of the CLIP encoders.
     """
-    words = list(dict.fromkeys([*grammar_words(), *" ".join(PROMPTS).split()]))
-    tokenizer = build_tokenizer(words, max_tokens)
-    vae: dict[str, Any] = dict(
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(8, 8), layers_per_block=1, latent_channels=4, norm_num_groups=2,
-        sample_size=pixels, mid_block_add_attention=False, use_quant_conv=False, use_post_quant_conv=False,
-        scaling_factor=1.5, shift_factor=0.1,
-    )  # fmt: skip
+    tokenizer = build_tokenizer(all_words(), max_tokens)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipe = StableDiffusion3Pipeline(
@@ -63,37 +56,49 @@ def tiny_sd3_directory(
                 qk_norm="rms_norm",
             ),
             scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
-            vae=AutoencoderKL(**vae),
+            vae=tiny_vae(pixels),
             text_encoder=build_text_encoder(tokenizer, width),
             tokenizer=tokenizer,
             text_encoder_2=build_text_encoder(tokenizer, width),
             tokenizer_2=tokenizer,
-            text_encoder_3=_t5_encoder(2 * width) if t5 else None,  # pyright: ignore[reportArgumentType]
-            tokenizer_3=_t5_tokenizer() if t5 else None,  # pyright: ignore[reportArgumentType]
+            text_encoder_3=tiny_t5_encoder(2 * width) if t5 else None,  # pyright: ignore[reportArgumentType]
+            tokenizer_3=tiny_t5_tokenizer() if t5 else None,  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
     with quiet():
         pipe.save_pretrained(path)
     return Path(path)
 
 
-def _t5_words() -> list[str]:
-    return sorted({word for prompt in PROMPTS for word in prompt.split()})
+def all_words() -> list[str]:
+    """Words that are one token each in every tiny pipeline."""
+    return list(dict.fromkeys([*grammar_words(), *" ".join(PROMPTS).split()]))
 
 
-def _t5_tokenizer() -> T5Tokenizer:
-    pieces = [
-        ("<pad>", 0.0),
-        ("</s>", 0.0),
-        ("<unk>", -10.0),
-        ("▁", -5.0),
-        *(("▁" + w, -1.0) for w in _t5_words()),
-    ]
+def tiny_vae(pixels: int) -> AutoencoderKL:
+    """A 2-D VAE with 4 channels and half as many rows and columns as the image."""
+    config: dict[str, Any] = dict(
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 8), layers_per_block=1, latent_channels=4, norm_num_groups=2,
+        sample_size=pixels, mid_block_add_attention=False, use_quant_conv=False, use_post_quant_conv=False,
+        scaling_factor=1.5, shift_factor=0.1,
+    )  # fmt: skip
+    return AutoencoderKL(**config)
+
+
+def tiny_t5_tokenizer() -> T5Tokenizer:
+    """Words of `PROMPTS` are one token each."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -10.0), ("▁", -5.0), *(("▁" + w, -1.0) for w in _t5_words())]
     return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=64)
 
 
-def _t5_encoder(width: int) -> T5EncoderModel:
+def tiny_t5_encoder(width: int) -> T5EncoderModel:
+    """One layer of `width` features."""
     config = T5Config(
         vocab_size=4 + len(_t5_words()), d_model=width, d_kv=8, d_ff=2 * width, num_layers=1, num_heads=2,
         feed_forward_proj="gated-gelu", pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
     return T5EncoderModel(config)
+
+
+def _t5_words() -> list[str]:
+    return sorted({word for prompt in PROMPTS for word in prompt.split()})

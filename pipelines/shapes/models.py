@@ -53,24 +53,29 @@ def grammar_words() -> list[str]:
 def build_tokenizer(words: Sequence[str], max_tokens: int = MAX_TOKENS) -> CLIPTokenizer:
     """A CLIP tokenizer in which each given word is one token and any other ASCII text falls into characters."""
     characters = [chr(c) for c in range(33, 127)]
-    vocabulary = [*characters, *(c + "</w>" for c in characters)]
+    merges = build_merges([[*word[:-1], word[-1] + "</w>"] for word in words])
+    vocabulary = [*characters, *(c + "</w>" for c in characters), *("".join(pair) for pair in merges)]
+    vocabulary += ["<|startoftext|>", "<|endoftext|>"]
+    index = {token: i for i, token in enumerate(dict.fromkeys(vocabulary))}
+    return CLIPTokenizer(vocab=index, merges=merges, model_max_length=max_tokens)  # pyright: ignore[reportArgumentType]
+
+
+def build_merges(words: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """Merges of a BPE tokenizer, by rank, that make each word, given in characters, one token."""
     merges: list[tuple[str, str]] = []
     for word in words:
         # apply what earlier words brought, lowest rank first as BPE does, then join what is left, so that a later
         # word never splits an earlier one
-        pieces = [*word[:-1], word[-1] + "</w>"]
+        pieces = list(word)
         while len(pieces) > 1:
             pairs = list(pairwise(pieces))
             known = [pair for pair in pairs if pair in merges]
             pair = min(known, key=merges.index) if known else pairs[0]
             if not known:
                 merges.append(pair)
-                vocabulary.append("".join(pair))
             place = pairs.index(pair)
             pieces[place : place + 2] = ["".join(pair)]
-    vocabulary += ["<|startoftext|>", "<|endoftext|>"]
-    index = {token: i for i, token in enumerate(dict.fromkeys(vocabulary))}
-    return CLIPTokenizer(vocab=index, merges=merges, model_max_length=max_tokens)  # pyright: ignore[reportArgumentType]
+    return merges
 
 
 def build_text_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModelWithProjection:

@@ -36,6 +36,29 @@ def test_sigmas_equal_the_scheduler(steps, shift):
     torch.testing.assert_close(flow.sigmas(steps, shift), scheduler.sigmas, atol=2e-7, rtol=0)
 
 
+@pytest.mark.parametrize("mu", [0.5, 1.15])
+@pytest.mark.parametrize("kind", ["exponential", "linear"])
+@pytest.mark.parametrize("steps", [2, 8, 50])
+def test_sigmas_with_terminal_equal_the_scheduler(steps, kind, mu):
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True,
+        shift_terminal=0.02,  # pyright: ignore[reportArgumentType]
+        time_shift_type=kind,
+    )
+    scheduler.set_timesteps(sigmas=[1 - k / steps for k in range(steps)], mu=mu)
+    shift = math.exp(mu) if kind == "exponential" else mu
+    torch.testing.assert_close(flow.sigmas(steps, shift, terminal=0.02), scheduler.sigmas, atol=2e-7, rtol=0)
+
+
+def test_terminal_by_hand():
+    # 1, .75, .5, .25 -> distances from 1 grow by .9 / .75 = 1.2: 1, .7, .4, .1
+    levels = flow.sigmas(4, terminal=0.1)
+    torch.testing.assert_close(levels, torch.tensor([1, 0.7, 0.4, 0.1, 0]), atol=1e-7, rtol=0)
+    for steps, terminal in ((1, 0.1), (4, 0.0), (4, 1.0)):
+        with pytest.raises(InputError, match="2 or more steps"):
+            flow.sigmas(steps, terminal=terminal)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 60), st.floats(0.05, 12.0), st.sampled_from(flow.SCHEDULES))
 def test_sigmas_start_at_exactly_one_and_fall(steps, shift, schedule):

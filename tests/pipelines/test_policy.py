@@ -1,9 +1,12 @@
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from mmrubric import Prompt
 from mmrubric.errors import InputError
@@ -31,7 +34,8 @@ def test_tf30_same_noise_with_deterministic_steps_is_refused():
     ({"steps": 0}, "steps"), ({"guidance": 0.5}, "guidance"),
     ({"noise": "cps", "level": 1.5}, "cps takes a level"),
     ({"noise": "sde", "log_prob": "cps"}, "belongs to noise 'cps'"), ({"stepz": 3}, "stepz"),
-    ({"shift": 0}, "shift"), ({"window": {"size": -1}}, "size"),
+    ({"shift": 0}, "shift"), ({"shift_terminal": 0.02, "steps": 1}, "2 or more steps"),
+    ({"window": {"size": -1}}, "size"),
 ])  # fmt: skip
 def test_sampler_refuses_wrong_fields(fields, words):
     with pytest.raises(ValidationError, match=words):
@@ -110,6 +114,18 @@ def test_a_saved_rollout_comes_back_bitwise(policy, prompts, tmp_path):
     assert back.sampler == rollout.sampler and back.seeds == rollout.seeds and back.prompts == rollout.prompts
     with pytest.raises(InputError, match="does not exist"):
         load_rollout(tmp_path / "none.safetensors")
+
+
+def test_a_rollout_written_before_a_field_was_added_still_loads(policy, prompts, tmp_path):
+    rollout = draw(policy, prompts)
+    save_rollout(rollout, tmp_path / "new.safetensors")
+    with safe_open(tmp_path / "new.safetensors", framework="pt") as file:
+        tensors: dict = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        head = json.loads(file.metadata()["rollout"])
+    del head["sampler"]["shift_terminal"]
+    save_file(tensors, tmp_path / "old.safetensors", metadata={"rollout": json.dumps(head)})
+    back = load_rollout(tmp_path / "old.safetensors")
+    assert back.sampler == rollout.sampler and torch.equal(back.sigmas, back.sampler.sigmas())
 
 
 @pytest.mark.parametrize(("record", "sampler", "words"), [

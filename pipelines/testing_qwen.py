@@ -1,0 +1,87 @@
+"""Tiny random Qwen-Image directories for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+)
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from pipelines.quiet import quiet
+from pipelines.shapes.models import build_merges
+from pipelines.testing import all_words
+
+_TEMPLATE = (
+    "system Describe user assistant the image by detailing color shape size texture quantity text spatial "
+    "relationships of objects and background"
+)
+"""Words of the pipeline's chat template. As with the real tokenizer they are one token each, so that the 34 tokens
+which the pipeline cuts off are the system part."""
+
+
+def tiny_qwen_image_directory(path: str | Path, seed: int = 0) -> Path:
+    """Write a `QwenImagePipeline` directory with random weights, the same for the same arguments.
+
+    The latent has 4 channels and half as many rows and columns as the image; tokens are 2 x 2 latent pixels.
+
+    Args:
+        path: directory to write.
+        seed: seed of the weights; the global generators are left alone.
+    """
+    tokenizer = build_qwen_tokenizer([*_TEMPLATE.split(), *all_words()])
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        pipe = QwenImagePipeline(
+            transformer=QwenImageTransformer2DModel(
+                in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
+                joint_attention_dim=16, axes_dims_rope=(4, 6, 6),
+            ),
+            scheduler=FlowMatchEulerDiscreteScheduler(
+                use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, base_image_seq_len=256,
+                max_image_seq_len=8192, shift_terminal=0.02,  # pyright: ignore[reportArgumentType]
+            ),
+            vae=AutoencoderKLQwenImage(
+                base_dim=8, z_dim=4, dim_mult=[1, 1], num_res_blocks=1, temperal_downsample=[True],
+                latents_mean=[0.1, -0.2, 0.3, 0.0], latents_std=[1.5, 0.5, 2.0, 1.0],
+            ),
+            text_encoder=_language_model(tokenizer),
+            tokenizer=tokenizer,
+        )  # fmt: skip
+    with quiet():
+        pipe.save_pretrained(path)
+    return Path(path)
+
+
+def build_qwen_tokenizer(words: list[str]) -> Qwen2Tokenizer:
+    """A byte-level tokenizer in which each word is one token, with and without a space before it."""
+    merges = build_merges([*("Ġ" + word for word in words), *words])
+    vocabulary = [*bytes_to_unicode().values(), *("".join(pair) for pair in merges)]
+    vocabulary += ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    index = {token: i for i, token in enumerate(dict.fromkeys(vocabulary))}
+    return Qwen2Tokenizer(
+        vocab=index,
+        merges=merges,  # pyright: ignore[reportArgumentType]
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )
+
+
+def _language_model(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:
+    text: dict[str, Any] = dict(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, bos_token_id=None, eos_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+    )  # fmt: skip
+    vision = dict(
+        depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=16, fullatt_block_indexes=[0]
+    )
+    # image tokens never occur in a prompt; their ids only have to lie inside the vocabulary
+    ids: dict[str, Any] = {f"{name}_token_id": 0 for name in ("image", "video", "vision_start", "vision_end")}
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids))
