@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/shapes-vlm"))
     parser.add_argument("--out", type=Path, help="where the finished model goes; default FOLDER/model")
     parser.add_argument("--vision-steps", type=int, default=500, help="steps on patch labels alone")
-    parser.add_argument("--steps", type=int, default=2_300, help="steps on questions")
+    parser.add_argument("--steps", type=int, default=5_600, help="steps on questions")
     parser.add_argument("--batch", type=int, default=32, help="pictures of a step")
     parser.add_argument("--ranking-share", type=float, default=RANKING_SHARE, help="share of the batches that rank")
     parser.add_argument("--rate", type=float, default=2e-3)
