@@ -71,7 +71,8 @@ async def two_best(
         known = await _by_consensus(answers, judges, rubric, asked)
     if len(known) < 2:
         raise GenerationFailed(f"the judges could score {len(known)} of {len(answers)} answers")
-    first, second = sorted(known, key=lambda answer: -(answer.score or 0.0))[:2]
+    best = np.argsort([-float(answer.score) for answer in known if answer.score is not None], kind="stable")
+    first, second = (known[index] for index in best[:2])
     return first, second
 
 

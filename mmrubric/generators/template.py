@@ -12,7 +12,8 @@ from mmrubric.errors import InputError
 from mmrubric.generators import template_words as words
 from mmrubric.generators.base import RubricGenerator, registry
 from mmrubric.generators.items import slug, with_unique_ids, without_repeats
-from mmrubric.generators.template_parse import Reading, Thing, number_word, read, singular, with_article
+from mmrubric.generators.template_parse import Reading, number_word, read
+from mmrubric.generators.template_things import Thing, singular, with_article
 from mmrubric.prompt import Grounding, Media, Prompt
 from mmrubric.rubric import Criterion, Provenance, Rubric
 from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags

@@ -5,43 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
 
 from mmrubric.generators import template_words as words
+from mmrubric.generators.template_things import Thing, describes, is_adverb, premodifies, singular, tell_apart, thing_of
 from mmrubric.similar import with_quoted
 
 _TOKEN = re.compile(r"§\d+|\w(?:[\w'’-]|\.(?=\w))*|[.,;:!?()]")
 _STOPS = frozenset(".,;:!?()")
-_MOST_COUNTED = 20
-"""A larger number before a singular noun is a year or a name."""
 _MOST_WORDS = max(len(phrase.split()) for phrase in words.RELATIONS)
-
-
-@dataclass
-class Thing:
-    """Something that a prompt names."""
-
-    noun: str
-    """As written, without number, colour, material and size: hot dog, bears."""
-    number: int | None = None
-    """How many the prompt asks for, where it says so."""
-    plural: bool = False
-    attributes: dict[str, str] = field(default_factory=dict)
-    """Word as written to its kind: colour, material, size or quality."""
-    absent: bool = False
-    """The prompt says that there is none."""
-
-    @property
-    def singular(self) -> str:
-        """The noun in the singular, as detectors know it."""
-        *before, last = self.noun.split()
-        return " ".join([*before, singular(last) if self.plural else last])
-
-    @property
-    def head(self) -> str:
-        """The word that says what it is, in the singular: dog in 'hot dog', glass in 'glass of water'."""
-        return singular(self.noun.partition(" of ")[0].split()[-1])
 
 
 @dataclass(frozen=True)
@@ -67,26 +38,6 @@ class Reading:
     """What is to be written in the picture."""
     medium: str = ""
     """a painting, a cartoon, ...; "" = a photograph, or not said."""
-
-
-@cache
-def _inflect() -> Any:
-    import inflect
-
-    return inflect.engine()
-
-
-@cache
-def singular(word: str) -> str:
-    """The singular of a noun, or the word itself."""
-    if word.endswith(("us", "ss", "is")):
-        return word
-    return _inflect().singular_noun(word) or word
-
-
-def with_article(noun: str) -> str:
-    """'an apple', 'a fire hydrant'."""
-    return _inflect().a(noun)
 
 
 def number_word(number: int) -> str:
@@ -126,7 +77,7 @@ class _Reader:
             at = self._step(at)
         self._end_verb()
         self.made.texts = list(dict.fromkeys([*self.quoted, *self.made.texts]))
-        _tell_apart(self.made.things)
+        tell_apart(self.made.things)
         return self.made
 
     def _step(self, at: int) -> int:
@@ -154,7 +105,7 @@ class _Reader:
             # An infinitive says what might be done, not what is seen.
             self._end_verb()
             return at + (2 if at + 1 < len(self.low) and self.low[at + 1] not in words.DETERMINERS else 1)
-        if word in words.FUNCTION or _is_adverb(word):
+        if word in words.FUNCTION or is_adverb(word):
             if word in ("and", "or", "but", "while", "as"):
                 self._end_verb()
                 self.relation = ""
@@ -171,7 +122,7 @@ class _Reader:
 
     def _predicate(self, at: int) -> int:
         """Index behind what 'is' says of the thing named last: 'is round', 'can be heard'."""
-        while at < len(self.low) and (_is_adverb(self.low[at]) or self.low[at] in words.BARE_VERBS):
+        while at < len(self.low) and (is_adverb(self.low[at]) or self.low[at] in words.BARE_VERBS):
             at += 1
         if at < len(self.low) and self.low[at] in words.NEGATIONS:
             # 'is not round': what is denied names nothing to look for.
@@ -180,7 +131,7 @@ class _Reader:
         if at == len(self.low) or self.anchor is None or not self._ends_at(at + 1):
             return at
         word = self.low[at]
-        if word in words.COLOURS or _describes(word):
+        if word in words.COLOURS or describes(word):
             kind = "colour" if word in words.COLOURS else "size" if word in words.SIZES else "quality"
             self.made.things[self.anchor].attributes[word] = kind
             return at + 1
@@ -241,7 +192,7 @@ class _Reader:
         end, of = at, None
         while end < len(self.low):
             word = self.low[end]
-            begun = any(not (w in words.DETERMINERS or _premodifies(w) or _is_adverb(w)) for w in self.low[at:end])
+            begun = any(not (w in words.DETERMINERS or premodifies(w) or is_adverb(w)) for w in self.low[at:end])
             if word == "of" and begun and of is None and singular(self.low[end - 1]) in words.COLLECTIVES:
                 of = end
             elif not self._goes_on(end, begun) and self._ends_phrase(end, begun):
@@ -270,7 +221,7 @@ class _Reader:
             or word in words.FUNCTION
             or word.startswith("§")
             or self._relation_at(at)
-            or (begun and (_is_adverb(word) or word in words.DETERMINERS))
+            or (begun and (is_adverb(word) or word in words.DETERMINERS))
             or self._is_verb(at, after_noun=begun)
         )
 
@@ -286,7 +237,7 @@ class _Reader:
             and self.low[at] in words.DETERMINERS
             and self.low[end : end + 1] in ([","], ["and"])
             and bool(following)
-            and _premodifies(following[0])
+            and premodifies(following[0])
             and following[0] not in words.NUMBERS
         )
 
@@ -298,7 +249,7 @@ class _Reader:
             number = words.COLLECTIVES[singular(counted)] if counted and phrase[-1] not in words.SPECTACLES else None
             phrase = phrase[of + 1 :]
         first = phrase[0] if phrase else ""
-        thing = _thing([word for word in phrase if word not in words.DETERMINERS], number)
+        thing = thing_of([word for word in phrase if word not in words.DETERMINERS], number)
         if thing is None:
             return
         if first in words.SINGULAR and thing.number is None:
@@ -336,69 +287,3 @@ class _Reader:
         if stated and not self.relation and self.anchor is not None:
             self.made.doings.append((self.anchor, self.verb))
         self.verb = ""
-
-
-def _thing(phrase: list[str], number: int | None) -> Thing | None:
-    """The thing that a noun phrase without determiners names; None where nothing is left to look for."""
-    attributes: dict[str, str] = {}
-    noun: list[str] = []
-    for at, word in enumerate(phrase):
-        last = at == len(phrase) - 1
-        following = "" if last else phrase[at + 1]
-        if (word.isdecimal() or word in words.NUMBERS) and not noun and not last:
-            number = int(word) if word.isdecimal() else words.NUMBERS[word]
-        elif word == "single":
-            number = 1
-        elif last:
-            noun.append(word)
-        elif word in words.SHADES and following in words.COLOURS:
-            continue
-        elif word in words.COLOURS and at > 1 and phrase[at - 1] == "and":
-            before = attributes.popitem()[0] if attributes else phrase[at - 2]
-            attributes[f"{before} and {word}"] = "colour"
-        elif word in words.COLOURS:
-            shade = f"{phrase[at - 1]} " if at and phrase[at - 1] in words.SHADES else ""
-            attributes[shade + word] = "colour"
-        elif (word, following) in words.COMPOUNDS:
-            noun.append(word)
-        elif word in words.MATERIALS:
-            attributes[word] = "material"
-        elif word in words.SIZES:
-            attributes[word] = "size"
-        elif _describes(word):
-            attributes[word] = "quality"
-        elif word != "and" and not _is_adverb(word):
-            noun.append(word)
-    if not noun or not re.search(r"[^\W\d]", " ".join(noun)) or (len(noun) == 1 and _names_nothing(noun[0])):
-        return None
-    plural = singular(noun[-1]) != noun[-1] and number != 1
-    if number is not None and number > _MOST_COUNTED and not plural:
-        # A year or a model, not a count.
-        number = None
-    return Thing(" ".join(noun), number, plural, attributes)
-
-
-def _tell_apart(things: Sequence[Thing]) -> None:
-    """Things of one name get what is said of them into their names: 'two red apples and three green apples'."""
-    names = [thing.singular for thing in things if not thing.absent]
-    for thing in things:
-        if names.count(thing.singular) > 1 and thing.attributes and not thing.absent:
-            thing.noun, thing.attributes = f"{' '.join(thing.attributes)} {thing.noun}", {}
-
-
-def _names_nothing(word: str) -> bool:
-    return _describes(word) or (word in words.COLOURS and word not in words.NOUN_COLOURS)
-
-
-def _premodifies(word: str) -> bool:
-    """Whether a noun may still follow: 'black dining table', 'two parking meters'."""
-    known = word.isdecimal() or word in words.NUMBERS or word in words.COLOURS or word in words.MATERIALS
-    return known or word in words.SHADES or _describes(word)
-
-
-def _describes(word: str) -> bool:
-    return word in words.ADJECTIVES or word in words.SIZES or (word.endswith(words.ADJECTIVE_ENDINGS) and len(word) > 6)
-
-
-def _is_adverb(word: str) -> bool:
-    return word.endswith("ly") and len(word) > 4 and word not in words.NOT_ADVERBS

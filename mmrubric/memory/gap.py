@@ -36,13 +36,13 @@ def spread(repeats: ArrayLike) -> Floats:
         repeats: [R, S, K] scores; what is unknown once is outside.
 
     Returns:
-        [K]; 0 with one evaluation or where nothing is known in all.
+        [K]; 0 with one evaluation, which is noise left out of account; NaN where no sample is known in all.
     """
     scores = np.asarray(repeats, dtype=np.float64)
     if len(scores) < 2:
         return np.zeros(scores.shape[2])
     deviation = scores.std(axis=0, ddof=1)
-    return np.nan_to_num(weighted_mean(deviation.T, np.ones(deviation.shape[0])))
+    return weighted_mean(deviation.T, np.ones(deviation.shape[0]))
 
 
 def alphas(gap: ArrayLike, sigma: ArrayLike, lam: float, *, binary: bool = False) -> Floats:

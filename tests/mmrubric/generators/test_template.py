@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mmrubric import generators
 from mmrubric.benchmarks import geneval
 from mmrubric.errors import InputError
-from mmrubric.generators.template_parse import singular
+from mmrubric.generators.template_things import singular
 from mmrubric.quality import lint
 from tests.official import official
 

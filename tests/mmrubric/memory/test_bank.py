@@ -51,6 +51,9 @@ def test_spread_is_the_mean_standard_deviation_of_repeats():
     repeats = [[[0.2, 1.0], [0.5, 0.0]], [[0.4, 1.0], [0.5, 0.0]]]
     np.testing.assert_allclose(g.spread(repeats), [0.1414 / 2, 0], atol=1e-4)
     np.testing.assert_array_equal(g.spread(repeats[:1]), [0, 0])
+    # Noise that nobody could measure is unknown, and so is what the criterion is worth.
+    unknown = g.spread([[[0.5]], [[np.nan]]])
+    assert np.isnan(unknown).all() and np.isnan(g.alphas([0.5], unknown, 0.1)).all()
     assert g.is_binary([0, 1, NAN]) and not g.is_binary([0.0, 0.99])
 
 
