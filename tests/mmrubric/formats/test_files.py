@@ -58,7 +58,10 @@ def test_pairs_are_recognised(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"caption": "x"}, "fits no known format; pass format=, one of advancedif, arr_pairs, auto_rubric"),
+        (
+            {"caption": "x"},
+            r"fits no known format; pass format= \(on the command line --from\), one of advancedif, arr_pairs, auto_rubric",
+        ),
         ([{"requirement": "a"}], "fits no known format"),
         ({**HEALTHBENCH, **RAR}, r"fits several formats \(healthbench, rar\); pass format="),
     ],
