@@ -44,9 +44,7 @@ def detect(path: str | Path) -> str:
     if len(found) == 1:
         return found[0]
     fits = f"fits several formats ({', '.join(found)})" if found else "fits no known format"
-    raise InputError(
-        f"{path}: its first record {fits}; pass format= (on the command line --from), one of {', '.join(sorted(_MATCHES))}"
-    )
+    raise InputError(f"{path}: its first record {fits}; pass format= (or --from), one of {', '.join(sorted(_MATCHES))}")
 
 
 def _matching(record: Any) -> list[str]:

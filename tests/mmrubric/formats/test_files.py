@@ -60,7 +60,7 @@ def test_pairs_are_recognised(tmp_path: Path) -> None:
     [
         (
             {"caption": "x"},
-            r"fits no known format; pass format= \(on the command line --from\), one of advancedif, arr_pairs, auto_rubric",
+            r"fits no known format; pass format= \(or --from\), one of advancedif, arr_pairs, auto_rubric",
         ),
         ([{"requirement": "a"}], "fits no known format"),
         ({**HEALTHBENCH, **RAR}, r"fits several formats \(healthbench, rar\); pass format="),
