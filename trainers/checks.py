@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mmrubric import advantage, aggregate, generators, selection
+from mmrubric import advantage, aggregate, filters, generators, selection
 from mmrubric.errors import InputError
 from pipelines import windows
+from pipelines.policy import TokenSampler
 from trainers import losses
 from trainers.losses import kl as kls
 from trainers.losses import nft as nft_loss
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 def check(config: TrainConfig) -> None:
     """Raise InputError at the first contradiction; the message names the keys and a way out."""
-    for part in (_names, _groups, _shares, _noise, _loss, _evaluation, _effects):
+    parts = (_names, _groups, _shares, _noise, _samples_differ, _loss, _late, _filters, _evaluation, _effects)
+    for part in parts:
         part(config)
     for text in warnings(config):
         logger.warning(text)
@@ -61,6 +63,12 @@ def warnings(config: TrainConfig) -> list[str]:
     if config.loss.name == "nft" and config.advantage.name == "rpo":
         options = advantage_options(config)
         found += nft_loss.rpo_warnings(options["win"], options["loss"], loss_of(config).options)
+    if config.rollout.late and config.loss.name == "nft":
+        found.append(
+            "rollout.late with loss.name=nft: samples are one update older than the old policy of the loss, and "
+            "nothing corrects for it (a forward loss has no log-probs); an old policy that moves slowly keeps the gap "
+            "small"
+        )
     return found
 
 
@@ -81,7 +89,7 @@ def _groups(config: TrainConfig) -> None:
     if drawn is not None:
         if drawn <= size:
             raise InputError(f"rollout.oversample={drawn} must be above rollout.group_size={size}, or null")
-        selection.check(drawn, size, config.rollout.best)
+        selection.check(drawn, size, config.rollout.best, config.rollout.worst)
 
 
 def _shares(config: TrainConfig) -> None:
@@ -104,6 +112,8 @@ def _shares(config: TrainConfig) -> None:
 
 def _noise(config: TrainConfig) -> None:
     sampler = config.rollout.sampler
+    if isinstance(sampler, TokenSampler):
+        return
     if sampler.same_noise and not sampler.stochastic:
         raise InputError(
             "rollout.sampler: same_noise without step noise makes all samples of a prompt the same picture"
@@ -112,22 +122,77 @@ def _noise(config: TrainConfig) -> None:
         windows.window_start(sampler.window, sampler.steps, config.run.seed, 0)
 
 
+def _samples_differ(config: TrainConfig) -> None:
+    """A group, and a choice of its best and worst, needs samples that can differ."""
+    sampler = config.rollout.sampler
+    if isinstance(sampler, TokenSampler):
+        if sampler.top_k == 1:
+            raise InputError(
+                "rollout.sampler.top_k=1 leaves one token to draw, so all samples of a prompt are the same picture: "
+                "use 0 (all) or more tokens"
+            )
+    elif sampler.same_noise and not windows.stochastic_steps(windows.at(sampler, config.run.seed, 0)):
+        raise InputError(
+            f"rollout.sampler: same_noise with steps={sampler.steps} leaves no step that draws noise, so all samples "
+            "of a prompt are the same picture: use at least 2 steps, or same_noise=false"
+        )
+
+
+def _late(config: TrainConfig) -> None:
+    if not config.rollout.late:
+        return
+    if not config.rollout.overlap:
+        raise InputError("rollout.late=true judges while the next step samples, but rollout.overlap=false forbids it")
+    if config.loss.old_log_prob == "recorded":
+        raise InputError(
+            "loss.old_log_prob=recorded with rollout.late=true: the recorded log-probs are of weights one update "
+            "older, so that clipping would start off its centre; use auto, which corrects for them"
+        )
+
+
+def _filters(config: TrainConfig) -> None:
+    try:
+        filters.Chain(config.filter.use)
+    except InputError as error:
+        raise InputError(f"filter.use: {error}") from None
+    if "low_std" in config.filter.use and config.rollout.drawn < 2:
+        raise InputError("filter.use.low_std with one sample per prompt would drop every group: draw at least 2")
+
+
 def _loss(config: TrainConfig) -> None:
-    loss, options = loss_of(config), config.loss
-    loss.check_sampler(config.rollout.sampler)
-    kl_of(config)
+    loss, options, sampler = loss_of(config), config.loss, config.rollout.sampler
+    loss.check_sampler(sampler)
+    kl = kl_of(config)
+    fitting = losses.TOKEN_OUTPUTS if isinstance(sampler, TokenSampler) else losses.FLOW_OUTPUTS
+    if kl.active and (not kl.outputs <= fitting or (kl.name == "k3") != isinstance(sampler, TokenSampler)):
+        raise InputError(
+            f"loss.kl={kl.name} does not fit rollout.sampler.kind={sampler.kind}: token models take k3, flow models "
+            "the others"
+        )
+    if (loss.name == "ppo") != (config.advantage.name == "reward"):
+        raise InputError(
+            f"loss.name={loss.name} with advantage.name={config.advantage.name}: loss ppo and advantage reward belong "
+            "together, for the value head is what the reward is compared with"
+        )
+    if isinstance(sampler, TokenSampler):
+        if options.old_log_prob == "recorded" and (loss.name == "ppo" or sampler.guidance_mode == "cond_is"):
+            raise InputError(
+                f"loss.old_log_prob=recorded with loss {loss.name} and guidance_mode={sampler.guidance_mode}: the "
+                "rollout does not hold what the update starts from; use auto"
+            )
+        return
+    if getattr(loss.options, "ratio", "token") == "sequence":
+        raise InputError("loss.options.ratio=sequence acts only on token models (rollout.sampler.kind=tokens)")
     if loss.kind == "forward":
         decay_of(config)
-        if options.levels > config.rollout.sampler.steps:
+        if options.levels > sampler.steps:
             raise InputError(
                 f"loss.levels={options.levels} is above "
-                f"rollout.sampler.steps={config.rollout.sampler.steps}: "
+                f"rollout.sampler.steps={sampler.steps}: "
                 "the noise levels come from the rollout's own grid"
             )
-    elif not windows.stochastic_steps(windows.at(config.rollout.sampler, config.run.seed, 0)):
-        raise InputError(
-            f"rollout.sampler.steps={config.rollout.sampler.steps} leaves no step to train: use at least 2"
-        )
+    elif not windows.stochastic_steps(windows.at(sampler, config.run.seed, 0)):
+        raise InputError(f"rollout.sampler.steps={sampler.steps} leaves no step to train: use at least 2")
 
 
 def _evaluation(config: TrainConfig) -> None:
@@ -136,6 +201,11 @@ def _evaluation(config: TrainConfig) -> None:
         raise InputError(
             "eval.judge: an evaluation needs another judge than the one that trains. Name one, "
             "or set eval.allow_same_judge=true (the report then says so)"
+        )
+    if evaluation.sampler is not None and evaluation.sampler.kind != config.rollout.sampler.kind:
+        raise InputError(
+            f"eval.sampler.kind={evaluation.sampler.kind}, but rollout.sampler.kind={config.rollout.sampler.kind}: "
+            "one model is of one sort"
         )
     if evaluation.weights == "ema" and config.ema.decay is None:
         raise InputError("eval.weights=ema, but ema.decay is null, so no average is kept: set ema.decay or weights=raw")
@@ -155,14 +225,16 @@ def _effects(config: TrainConfig) -> None:
 
     nft = config.loss.name == "nft"
     unless(nft, "loss", "levels old_schedule old_decay sample_with", "loss.name=nft")
-    unless(not nft, "loss", "old_log_prob", "loss.name=clip or guard")
+    unless(not nft, "loss", "old_log_prob", "loss.name=clip, guard or ppo")
     unless(config.model.tune == "lora", "model", "lora", "model.tune=lora")
     unless(
         config.rollout.oversample is not None,
         "rollout",
-        "best rescue_variance stats_over",
+        "best worst rescue_variance stats_over",
         "rollout.oversample",
     )
+    importance = not nft and (config.rollout.late or getattr(config.rollout.sampler, "guidance_mode", "") == "cond_is")
+    unless(importance, "rollout", "importance_cap", "rollout.late or guidance_mode=cond_is, and a loss of log-probs")
     unless(config.ema.decay is not None, "ema", "every", "ema.decay")
     unless(config.rubric.file is None, "rubric", "options", "rubric.generator, without rubric.file")
     unless(config.tracking.images_every > 0, "tracking", "images", "tracking.images_every")

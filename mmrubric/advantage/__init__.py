@@ -4,7 +4,7 @@
 weight together. `names()` lists what can be built.
 """
 
-from mmrubric.advantage import grpo, rpo
+from mmrubric.advantage import grpo, reward, rpo
 from mmrubric.advantage.base import Advantage, AdvantageOut, registry
 from mmrubric.advantage.standardize import masked_standardize
 
@@ -24,6 +24,7 @@ __all__ = [
     "names",
     "register",
     "registry",
+    "reward",
     "rpo",
     "tags",
 ]

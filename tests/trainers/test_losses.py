@@ -173,8 +173,8 @@ def test_a_missing_field_is_named():
 
 
 def test_unknown_names_and_options_list_the_known_ones():
-    with pytest.raises(InputError, match="unknown loss 'ppo'; known: clip, guard, nft"):
-        losses.build("ppo")
+    with pytest.raises(InputError, match="unknown loss 'sft'; known: clip, guard, nft, ppo"):
+        losses.build("sft")
     with pytest.raises(InputError, match=r"epsilon.*known options: clip, clip_high, delta, advantage_clip"):
         losses.build("clip", epsilon=0.2)
     with pytest.raises(InputError, match=r"delta 1.1 must be above"):
@@ -186,8 +186,10 @@ def test_unknown_names_and_options_list_the_known_ones():
 
 def test_losses_say_what_to_record_and_refuse_samplers_they_cannot_use():
     clip, guard, nft = (losses.build(name) for name in ("clip", "guard", "nft"))
-    assert clip.record == {"states", "log_prob"} and guard.record == {"states", "log_prob", "mean"}
-    assert nft.record == frozenset() and nft.tie_weight == 0 and clip.tie_weight == guard.tie_weight == 1
+    flow_sampler = Sampler(noise="sde")
+    assert clip.record(flow_sampler) == {"states", "log_prob"}
+    assert guard.record(flow_sampler) == {"states", "log_prob", "mean"}
+    assert nft.record(flow_sampler) == frozenset() and nft.tie_weight == 0 and clip.tie_weight == guard.tie_weight == 1
     nft.check_sampler(Sampler(noise="ode"))
     guard.check_sampler(Sampler(noise="cps"))
     clip.check_sampler(Sampler(noise="cps", log_prob="cps"))

@@ -13,9 +13,12 @@ from torch import Tensor
 from mmrubric.errors import InputError
 
 if TYPE_CHECKING:
-    from pipelines.policy import Sampler, StepOut
+    from pipelines.policy import Sampler, StepOut, TokenSampler
 
 Kind = Literal["replay", "forward"]
+FLOW_OUTPUTS = frozenset({"log_prob", "mean", "std", "dt", "velocity", "sigma"})
+TOKEN_OUTPUTS = frozenset({"log_prob", "value", "logits"})
+"""Fields of `StepOut` that each sort of generator can give."""
 
 
 class Options(BaseModel):
@@ -26,17 +29,26 @@ class Options(BaseModel):
 
 @dataclass
 class Batch:
-    """n trained items. `replay` losses see (row, step) pairs, `forward` losses (row, noise level) pairs.
+    """n trained items. `replay` losses see (row, step) pairs, `forward` losses (row, noise level) pairs; of token
+    models an item is a whole row of T tokens, and log-probs are [n, T].
 
     A field is None where the loss at hand does not need it (`Loss.needs` names those that it does).
     """
 
     advantage: Tensor | None = None
-    """[n]; 0 = no signal. What the sample deserves, the same at each of its steps."""
+    """[n]; 0 = no signal. What the sample deserves, the same at each of its steps. With `ppo` its reward."""
     weight: Tensor | None = None
     """[n]; 0 = masked (judge failed, or padding). Used by `weighted_sum`, never by a loss itself."""
+    mask: Tensor | None = None
+    """[n, T] bool, of token models: False = forced by the layout, outside every mean over tokens."""
     old_log_prob: Tensor | None = None
-    """[n], of the policy that sampled; mean over latent dimensions."""
+    """[n] or [n, T], of the policy before the update; of a flow model the mean over latent dimensions."""
+    importance: Tensor | None = None
+    """[n] or [n, T], truncated probability ratio of the policy before the update to what sampled, where they differ."""
+    log_prob_ref: Tensor | None = None
+    """[n, T], of the reference."""
+    old_value: Tensor | None = None
+    """[n, T], value head before the update."""
     old_mean: Tensor | None = None
     """[n, ...], step mean of the policy that sampled."""
     state: Tensor | None = None
@@ -166,13 +178,14 @@ class Loss:
     @property
     def skips_zero_advantage(self) -> bool:
         """Whether an item of advantage 0 has exactly zero gradient, so that its forward may be left out."""
-        return self.kind == "replay"
+        return self.kind == "replay" and "value" not in self.outputs
 
-    @property
-    def record(self) -> frozenset[str]:
+    def record(self, sampler: Sampler | TokenSampler) -> frozenset[str]:
         """What `Policy.sample` has to record for this loss."""
         if self.kind == "forward":
             return frozenset()
+        if sampler.kind == "tokens":
+            return frozenset({"log_prob"})
         return frozenset({"states", "log_prob"} | ({"mean"} if "old_mean" in self.needs else set()))
 
     def __call__(self, step: StepOut, batch: Batch) -> LossOut:
@@ -191,12 +204,22 @@ class Loss:
             )
         return out
 
-    def check_sampler(self, sampler: Sampler) -> None:
+    def check_sampler(self, sampler: Sampler | TokenSampler) -> None:
         """Refuse a rollout sampler whose steps this loss cannot use.
 
         Raises:
-            InputError: no noise (there is no density to replay), or the CPS log-prob with `guard`.
+            InputError: a loss for the other sort of generator, no noise (there is no density to replay), or the CPS
+                log-prob with `guard`.
         """
+        fitting = TOKEN_OUTPUTS if sampler.kind == "tokens" else FLOW_OUTPUTS
+        if odd := self.outputs - fitting:
+            others = ", ".join(name for name, entry in sorted(_LOSSES.items()) if entry.outputs <= fitting)
+            raise InputError(
+                f"loss {self.name!r} needs {', '.join(sorted(odd))}, which a generator with rollout.sampler.kind="
+                f"{sampler.kind} does not give; use one of: {others}"
+            )
+        if sampler.kind == "tokens":
+            return
         if self.kind == "forward":
             return
         if not sampler.stochastic:
@@ -233,6 +256,19 @@ def at_least_float32(x: Tensor) -> Tensor:
 def mean_dims(x: Tensor) -> Tensor:
     """Mean over every dimension but the first: [n, ...] -> [n]. Never over items (known failure TF15)."""
     return x.flatten(1).mean(1) if x.ndim > 1 else x
+
+
+def per_item(out: LossOut, mask: Tensor | None) -> LossOut:
+    """Means over the tokens that count, where loss and metrics are [n, T]; [n] stays as it is."""
+
+    def mean(values: Tensor) -> Tensor:
+        if values.ndim == 1:
+            return values
+        if mask is None:
+            return values.mean(1)
+        return torch.where(mask, values, torch.zeros_like(values)).sum(1) / mask.sum(1)
+
+    return LossOut(mean(out.loss), {name: mean(values) for name, values in out.metrics.items()})
 
 
 def expand_as(value: Tensor, like: Tensor) -> Tensor:

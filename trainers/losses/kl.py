@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from mmrubric.errors import InputError
-from trainers.losses.base import Batch, Kind, Loss, LossOut, at_least_float32, expand_as, mean_dims, require
+from trainers.losses.base import Batch, Kind, Loss, LossOut, at_least_float32, expand_as, mean_dims, per_item, require
 
 if TYPE_CHECKING:
     from pipelines.policy import StepOut
@@ -43,6 +43,16 @@ def sample(step: StepOut, batch: Batch) -> Tensor:
     return mean_dims(_mean_gap(step, batch).square())
 
 
+def k3(step: StepOut, batch: Batch) -> Tensor:
+    """exp(d) - d - 1 with d = log p_ref - log p, mean over tokens: the k3 estimator, never negative.
+
+    http://joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300. d is kept within +-20.
+    """
+    assert step.log_prob is not None and batch.log_prob_ref is not None
+    gap = (at_least_float32(batch.log_prob_ref) - at_least_float32(step.log_prob)).clamp(-20, 20)
+    return per_item(LossOut(gap.exp() - gap - 1), batch.mask).loss
+
+
 def _mean_gap(step: StepOut, batch: Batch) -> Tensor:
     assert step.mean is not None and batch.mean_ref is not None
     return at_least_float32(step.mean) - at_least_float32(batch.mean_ref)
@@ -60,6 +70,7 @@ _KLS: dict[str, _Entry] = {
     "gaussian": _Entry(gaussian, frozenset({"mean_ref"}), frozenset({"mean", "std"}), ("replay",)),
     "velocity": _Entry(velocity, frozenset({"velocity_ref"}), frozenset({"velocity"}), ("replay", "forward")),
     "sample": _Entry(sample, frozenset({"mean_ref"}), frozenset({"mean"}), ("replay",)),
+    "k3": _Entry(k3, frozenset({"log_prob_ref"}), frozenset({"log_prob"}), ("replay",)),
 }
 
 

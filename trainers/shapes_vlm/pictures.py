@@ -21,7 +21,7 @@ FOREIGN_SHARE = 0.15
 VAE_SHARE = 0.6
 NOISE = 0.35
 """Largest standard deviation of the noise on the latent, whose own is 1."""
-SHARES = {"single": 0.1, "count": 0.2, "pair": 0.2, "relation": 0.35, "word": 0.15}
+SHARES = {"single": 0.1, "count": 0.15, "pair": 0.15, "relation": 0.4, "word": 0.2}
 """Share of each kind of prompt: written words, which generators draw seldom, and relations are slow to learn."""
 
 

@@ -6,6 +6,7 @@ The texts come from the code that asks real judges, so that the model sees in tr
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from mmrubric.rubric import Criterion
 from mmrubric.shapes.checks import Seen, holds
 from mmrubric.shapes.grammar import RELATIONS, Spec
 from mmrubric.shapes.sampling import changed, changes_of
+from mmrubric.shapes.world import SIZE
 from trainers.shapes_vlm.model import ASSISTANT, END, IMAGE, USER
 from trainers.shapes_vlm.pictures import Picture, draw_picture, draw_spec
 
@@ -37,20 +39,47 @@ class Conversation:
     answer: str
     holds: bool = False
     """Whether the statement asked about is true, so that it says what is in the picture."""
+    places: tuple[Place, ...] = ()
+    """Where the things are that a relation speaks of."""
 
 
-def _chat(shown: Shown, text: str, answer: str, holds: bool = False) -> Conversation:
+@dataclass(frozen=True)
+class Place:
+    """Where a thing is in the picture that a question names."""
+
+    end: int
+    """Characters of the question from the last one of the name to the end."""
+    x: float
+    """Of the centre, in [-1, 1] from left to right."""
+    y: float
+    """In [-1, 1] from top to bottom."""
+
+
+def _chat(shown: Shown, text: str, answer: str) -> Conversation:
     parts = parts_of(shown, text, TEMPLATES)
     content = "".join(IMAGE if isinstance(part, ImagePart) else part.text for part in parts)
-    return Conversation(f"{USER}{content}{END}{ASSISTANT}", f"{answer}{END}", holds)
+    return Conversation(f"{USER}{content}{END}{ASSISTANT}", f"{answer}{END}")
 
 
-def ask(criterion: Criterion, prompt: str, answer: bool, written: bool) -> Conversation:
+def ask(criterion: Criterion, picture: Picture, answer: bool, written: bool) -> Conversation:
     """One criterion about one picture, to be answered in a token or in JSON."""
     word = "yes" if answer else "no"
     text = question(criterion, "image", "json" if written else "logprob", TEMPLATES)
     reply = json.dumps({"reason": "", "met": word}) if written else word
-    return _chat(Shown("image", (_PICTURE,), prompt), text, reply, answer)
+    chat = _chat(Shown("image", (_PICTURE,), picture.spec.text), text, reply)
+    return replace(chat, holds=answer, places=tuple(_places(criterion, picture.seen, chat.asked)))
+
+
+def _places(criterion: Criterion, seen: Seen, asked: str) -> Iterator[Place]:
+    """The two things of a relation, of which the picture holds exactly one each."""
+    if criterion.category != "relation":
+        return
+    start = asked.rindex(criterion.text)
+    for name in (criterion.arguments["first"], criterion.arguments["second"]):
+        here = [item for item in seen.items if item.shape == name]
+        if len(here) == 1:
+            end = start + criterion.text.index(f" {name}") + len(name)
+            yield Place(len(asked) - end, 2 * here[0].x / SIZE - 1, 2 * here[0].y / SIZE - 1)
 
 
 def choose_criteria(spec: Spec, seen: Seen, rng: np.random.Generator) -> list[tuple[Criterion, bool]]:
@@ -84,7 +113,7 @@ def _relations(spec: Spec, seen: Seen, rng: np.random.Generator) -> list[tuple[C
 def questions(picture: Picture, written: bool, rng: np.random.Generator) -> list[Conversation]:
     """Some questions about a picture, all to be answered in a token or all in JSON."""
     asked = choose_criteria(picture.spec, picture.seen, rng)
-    return [ask(criterion, picture.spec.text, truth, written) for criterion, truth in asked]
+    return [ask(criterion, picture, truth, written) for criterion, truth in asked]
 
 
 def share_met(spec: Spec, seen: Seen) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
-from transformers import Idefics3Processor
+from transformers import Idefics3ForConditionalGeneration, Idefics3Processor
 
 from pipelines.load import SHAPES
 from pipelines.shapes.muon import muon_and_adamw
@@ -41,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/shapes-vlm"))
     parser.add_argument("--out", type=Path, help="where the finished model goes; default FOLDER/model")
+    parser.add_argument("--start", type=Path, help="a finished model to go on from, instead of random weights")
     parser.add_argument("--vision-steps", type=int, default=500, help="steps on patch labels alone")
     parser.add_argument("--steps", type=int, default=5_600, help="steps on questions")
     parser.add_argument("--batch", type=int, default=32, help="pictures of a step")
@@ -53,8 +54,9 @@ def main() -> None:
     torch.manual_seed(0)
     options.folder.mkdir(parents=True, exist_ok=True)
 
-    processor = processor_in(options.folder / "processor")
-    learner = Forward(build_model(processor.tokenizer), (len(CENTRES), len(PALETTE)))
+    processor = processor_in(options.folder / "processor", options.start)
+    model, done = (build_model(processor.tokenizer), 0) if options.start is None else load(options.start)
+    learner = Forward(model, (len(CENTRES), len(PALETTE)))
     vae = load_vae(SHAPES / "vae").eval().requires_grad_(False)
     out = options.out or options.folder / "model"
 
@@ -83,23 +85,31 @@ def main() -> None:
             optimizers=muon_and_adamw, **more,
         )  # fmt: skip
 
-    stage("vision", options.vision_steps, VISION_BATCH).run(learner, vision_loss)
+    if options.start is None:
+        stage("vision", options.vision_steps, VISION_BATCH).run(learner, vision_loss)
     last = stage(
         "vlm",
         options.steps,
         options.batch,
         decay_share=0.45,
-        on_save=lambda step: export(learner, processor, out, step),
+        on_save=lambda step: export(learner, processor, out, done + step),
     )
     last.run(learner, loss)
-    export(learner, processor, out, options.steps)
+    export(learner, processor, out, done + options.steps)
     print(f"model: {out}")
 
 
-def processor_in(folder: Path) -> Idefics3Processor:
+def load(folder: Path) -> tuple[Idefics3ForConditionalGeneration, int]:
+    """A finished model in float32, and the steps that it has had."""
+    steps = json.loads((folder / "training.json").read_text())["steps"]
+    return Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32), steps
+
+
+def processor_in(folder: Path, start: Path | None) -> Idefics3Processor:
     """The processor of a run. It is built once: weights know the tokens that they were trained with."""
     if not folder.exists():
-        build_processor(build_tokenizer(corpus())).save_pretrained(folder)
+        made = build_processor(build_tokenizer(corpus())) if start is None else Idefics3Processor.from_pretrained(start)
+        made.save_pretrained(folder)
     return Idefics3Processor.from_pretrained(folder)
 
 
@@ -141,7 +151,7 @@ class Bank:
 
     def losses(
         self, learner: Forward, processor: Idefics3Processor, size: int, ranks: bool, rng: np.random.Generator
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Losses on `size` pictures (see `Forward`), by questions or by rankings."""
         if ranks:
             chosen = rng.choice(len(self.pairs), size // 2, replace=False)
