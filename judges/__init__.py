@@ -12,7 +12,7 @@ from typing import Any
 from judges import calibration, clip, ensemble, local, ocr, routed, rules, vlm
 from judges.calibration import CalibratedJudge
 from judges.ensemble import EnsembleJudge
-from judges.shapes import ShapesJudge, shapes, shapes_second
+from judges.shapes import ShapesEditJudge, ShapesJudge, shapes, shapes_edit, shapes_edit_second, shapes_second
 from judges.vlm import Exemplar, RankExemplar, VLMJudge
 from mmrubric import images
 from mmrubric.errors import InputError
@@ -28,6 +28,8 @@ _JUDGES: dict[str, Callable[..., Judge]] = {
     "routed": routed.routed,
     "rules": rules.rules,
     "shapes": shapes,
+    "shapes_edit": shapes_edit,
+    "shapes_edit_second": shapes_edit_second,
     "shapes_second": shapes_second,
     "vlm": vlm.vlm,
 }
@@ -65,6 +67,7 @@ __all__ = [
     "PairJudge",
     "PairRequest",
     "RankExemplar",
+    "ShapesEditJudge",
     "ShapesJudge",
     "SyncMixin",
     "VLMJudge",

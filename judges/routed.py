@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from judges.joining import answers_of, part_of
 from judges.pictures import Checks
 from judges.rules import PREFIX
+from judges.shapes.edits import VERIFIER as SHAPES_EDIT
 from judges.shapes.judge import VERIFIER as SHAPES
 from mmrubric import preference
 from mmrubric.checks import one_of
@@ -31,6 +32,7 @@ _HINTS = {
     "clip": "give routed clip=, a judge or the options of judge 'clip'; {} for its defaults",
     "rules": "give routed rules=, a judge or the options of judge 'rules'; {} for its defaults",
     "shapes": "give routed shapes=, a judge or {}",
+    "shapes_edit": "give routed shapes_edit=, a judge or {}",
 }
 _KEEPS_ANSWERS = ("vlm", "ocr")
 """Parts with the option `store`."""
@@ -41,7 +43,7 @@ class RoutedJudge(SyncMixin):
     """A `Judge` and `PairJudge` that sends each criterion to its verifier and joins the verdicts by id.
 
     Args:
-        parts: judges by the name of their route: vlm, ocr, clip, rules, shapes.
+        parts: judges by the name of their route: vlm, ocr, clip, rules, shapes, shapes_edit.
         compare: options of `preference.compare`.
     """
 
@@ -152,9 +154,10 @@ def _names(request: PairRequest) -> tuple[str, str]:
 
 
 def route_of(verifier: str) -> str:
-    """The route of a verifier: vlm, ocr and clip their own, rule:shapes 'shapes', any other rule 'rules'."""
-    if verifier == SHAPES:
-        return "shapes"
+    """The route of a verifier: vlm, ocr and clip their own, rule:shapes 'shapes', rule:shapes_edit 'shapes_edit', any
+    other rule 'rules'."""
+    if verifier in (SHAPES, SHAPES_EDIT):
+        return verifier.removeprefix(PREFIX)
     return "rules" if verifier.startswith(PREFIX) else verifier
 
 
@@ -188,6 +191,7 @@ def routed(
     clip: Part | None = None,
     rules: Part | None = None,
     shapes: Part | None = None,
+    shapes_edit: Part | None = None,
     compare: Mapping[str, Any] | None = None,
     store: Store | str | Path | None = None,
 ) -> RoutedJudge:
@@ -196,7 +200,7 @@ def routed(
     Args:
         vlm, clip: a judge, or options to build one; None = criteria for it are refused.
         ocr: the same; 'installed' (default) = with its defaults where rapidocr is installed.
-        rules, shapes: the same; they need nothing, so None = with their defaults.
+        rules, shapes, shapes_edit: the same; they need nothing, so None = with their defaults.
         compare: options of `preference.compare`.
         store: keeps the answers of the parts built here from options, where they can be kept (vlm, ocr); a path
             will do.
@@ -212,6 +216,7 @@ def routed(
         "clip": clip,
         "rules": {} if rules is None else rules,
         "shapes": {} if shapes is None else shapes,
+        "shapes_edit": {} if shapes_edit is None else shapes_edit,
     }
     if store is not None and not any(isinstance(given[name], Mapping) for name in _KEEPS_ANSWERS):
         raise InputError("judge 'routed': no part keeps answers in a store; give vlm or ocr as options, or no store")

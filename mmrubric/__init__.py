@@ -1,6 +1,6 @@
 """The vocabulary and arithmetic: rubrics, verdicts, scores, preferences, advantages. Never imports torch."""
 
-from mmrubric import advantage, aggregate, generators, preference, selection
+from mmrubric import advantage, aggregate, filters, generators, preference, selection
 from mmrubric.errors import InputError, RunError
 from mmrubric.group import Group, PairVerdict
 from mmrubric.prompt import Grounding, Prompt, Task
@@ -27,6 +27,7 @@ __all__ = [
     "Verdict",
     "advantage",
     "aggregate",
+    "filters",
     "generators",
     "preference",
     "selection",

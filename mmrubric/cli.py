@@ -189,6 +189,23 @@ def report(
     output().show(rebuilt.as_json(), rebuilt_table(aggregate, rebuilt.steps), f"Rewards written to {rebuilt.file}")
 
 
+@app.command(epilog="Example: mmrubric export runs/rpo --out exported --format comfyui")
+@command
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a run with its trained model.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="New directory for the files.", show_default=False)],
+    form: Annotated[
+        str, typer.Option("--format", help="diffusers (as trained), or for a LoRA comfyui or kohya.")
+    ] = "diffusers",
+    as_json: Json = False,
+) -> None:
+    """Write a run's weights for another program, with a model card."""
+    from trainers.card import export_run
+
+    files = [str(path) for path in export_run(run_dir, out, form)]
+    output().show({"format": form, "files": files}, f"{len(files)} files in {out}, the first {files[0]}")
+
+
 @app.command("judge-report", epilog=EPILOG)
 @command
 @functools.wraps(judge_report_command)

@@ -1,6 +1,6 @@
-"""Dynamic rollout selection: draw more samples than are trained on, keep a mix of best and random.
+"""Dynamic rollout selection: draw more samples than are trained on, keep a mix of best, worst and random.
 
-Source: RubricRL, arXiv 2511.20651; N 8, N' 12, K 4 and `rescue_variance` are ours.
+Source: RubricRL, arXiv 2511.20651; N 8, N' 12, K 4, `worst` and `rescue_variance` are ours.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class Selection:
     """The K highest rewards."""
     random: tuple[int, ...]
     """Drawn from the rest."""
+    worst: tuple[int, ...] = ()
+    """The lowest rewards."""
     rescued: bool = False
     """True when a random pick was swapped so that the group carries a signal."""
     skipped: bool = False
@@ -32,7 +34,7 @@ class Selection:
     @property
     def rows(self) -> NDArray[np.intp]:
         """All kept rows, ascending."""
-        return np.array(sorted(self.best + self.random), dtype=np.intp)
+        return np.array(sorted(self.best + self.random + self.worst), dtype=np.intp)
 
 
 def select(
@@ -42,8 +44,9 @@ def select(
     seed: str | int = 0,
     rescue_variance: bool = True,
     tol: float = 1e-6,
+    worst: int = 0,
 ) -> Selection:
-    """Keep the `best` highest rewards and fill up to `keep` with a random draw from the rest.
+    """Keep the `best` highest and the `worst` lowest rewards and fill up to `keep` with a random draw from the rest.
 
     Args:
         rewards: [N'] rewards of one prompt's samples; NaN samples are never kept.
@@ -52,6 +55,9 @@ def select(
         seed: any text or number; names run, step and prompt. Also breaks ties of equal rewards.
         rescue_variance: when all kept rewards are equal (max - min <= tol) though the full set's are not,
             swap one random pick for the global minimum (or the maximum, when the minimum is what was kept).
+        tol: largest difference that is a tie.
+        worst: samples that are kept for the lowest rewards, so that best + worst + random = `keep`; where fewer
+            are known, the best are taken first.
 
     Raises:
         InputError: sizes that do not fit, or rewards that are not [N'].
@@ -59,7 +65,7 @@ def select(
     values = rewards_array(rewards)
     if values.ndim != 1:
         raise InputError(f"select needs rewards [N'], got shape {list(values.shape)}")
-    check(len(values), keep, best)
+    check(len(values), keep, best, worst)
     switch("rescue_variance", rescue_variance)
     number("tol", tol, low=0.0)
     known = np.flatnonzero(~np.isnan(values))
@@ -68,23 +74,27 @@ def select(
     shuffled = known[rng.permutation(len(known))]
     order = shuffled[np.argsort(-values[shuffled], kind="stable")]
     top, rest = order[:best], order[best:]
-    drawn = rest[rng.permutation(len(rest))[: max(keep - len(top), 0)]]
+    rest, bottom = np.split(rest, [max(len(rest) - worst, 0)])
+    drawn = rest[rng.permutation(len(rest))[: keep - best - worst]]
     rescued = False
-    chosen = np.concatenate([top, drawn])
+    chosen = np.concatenate([top, drawn, bottom])
     if rescue_variance and len(drawn) and np.ptp(values[chosen]) <= tol < np.ptp(values[known]):
         at_minimum = values[chosen[0]] - values[order[-1]] <= tol
         drawn[-1] = order[0] if at_minimum else order[-1]
         rescued = True
-    return Selection(tuple(map(int, top)), tuple(map(int, drawn)), rescued, skipped=len(chosen) < 2)
+    picked, filled, lowest = (tuple(map(int, part)) for part in (top, drawn, bottom))
+    return Selection(picked, filled, lowest, rescued, skipped=len(chosen) < 2)
 
 
-def check(drawn: int, keep: int, best: int) -> None:
+def check(drawn: int, keep: int, best: int, worst: int = 0) -> None:
     """Refuse sizes that do not fit, before anything is sampled.
 
     Raises:
-        InputError: unless 2 <= keep <= drawn and 0 <= best <= keep.
+        InputError: unless 2 <= keep <= drawn, best and worst are at least 0, and best + worst <= keep.
     """
     if not 2 <= keep <= drawn:
         raise InputError(f"selection keeps {keep} of {drawn} samples; needs 2 <= keep <= number of samples drawn")
     if not 0 <= best <= keep:
         raise InputError(f"selection: best is {best}; needs 0 <= best <= keep ({keep})")
+    if not 0 <= worst <= keep - best:
+        raise InputError(f"selection: worst is {worst}; needs 0 <= worst <= keep - best ({keep} - {best})")

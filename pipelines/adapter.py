@@ -1,7 +1,8 @@
-"""What the adapters of diffusers' flow pipelines share: the network, the plain schedule, a 2-D VAE, LoRA files."""
+"""What the adapters of diffusers' pipelines share: the network, the schedule of a flow, a 2-D VAE, LoRA files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mmrubric.errors import InputError
+from pipelines import flow
 from pipelines.conditioning import Embedding
+from pipelines.flow import StepTable
 from pipelines.policy import Sampler
 
 _SCHEDULES = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas", "stochastic_sampling")
@@ -18,7 +21,8 @@ _SCHEDULES = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", 
 
 
 class DiffusersAdapter:
-    """A pipeline with a `transformer` that predicts the velocity e - x0, a `vae` and a flow-matching scheduler.
+    """A pipeline with a `transformer` that predicts the velocity e - x0, a `vae` and a flow-matching scheduler; or
+    whatever network, output and schedule a subclass says (`pipelines.sd15`).
 
     A model adds how a text is checked and encoded, how the velocity is predicted, and the shape of a sample.
 
@@ -29,22 +33,34 @@ class DiffusersAdapter:
         InputError: a part is missing, or the scheduler does what `Sampler` cannot say.
     """
 
+    network = "transformer"
+    """Part of the pipeline that is trained."""
+    lacks: frozenset[str] = frozenset()
+    """Fields of `StepOut` that this sort of model does not have."""
     default_sequence_length: int
     """`Sampler.max_sequence_length` of the plain pipeline."""
+    min_sources = 0
+    """Source images that a prompt must have."""
     max_sources = 0
     """Source images that a prompt may have."""
+    text_sees_sources = False
+    """The text encoder sees the source images too: `encode_with_sources` takes the place of `encode`."""
     refused: tuple[str, ...] = _SCHEDULES
     """Options of the scheduler that this adapter does not repeat."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
         name = type(pipe).__name__
-        if pipe.transformer is None or pipe.vae is None:
-            raise InputError(f"the {name} has no transformer or no vae: both are needed")
-        odd = [option for option in self.refused if pipe.scheduler.config.get(option)]
+        if self.module is None or pipe.vae is None:
+            raise InputError(f"the {name} has no {self.network} or no vae: both are needed")
+        self.check_scheduler()
+
+    def check_scheduler(self) -> None:
+        """Refuse a scheduler that does what `Sampler` cannot say."""
+        odd = [option for option in self.refused if self.pipe.scheduler.config.get(option)]
         if odd:
             raise InputError(
-                f"the scheduler of this {name} uses {', '.join(odd)}: "
+                f"the scheduler of this {type(self.pipe).__name__} uses {', '.join(odd)}: "
                 "only a FlowMatchEulerDiscreteScheduler with a plain shift is supported"
             )
 
@@ -56,7 +72,7 @@ class DiffusersAdapter:
     @property
     def module(self) -> nn.Module:
         """The network that is trained, unwrapped."""
-        return self.pipe.transformer
+        return getattr(self.pipe, self.network)
 
     @property
     def frozen(self) -> list[nn.Module]:
@@ -78,6 +94,18 @@ class DiffusersAdapter:
         """What the plain pipeline does at this size when it is given a prompt and nothing else."""
         return Sampler(steps=28, shift=self.shift_for(height, width), schedule="diffusers")
 
+    def check_sampler(self, sampler: Sampler) -> None:
+        """Refuse a sampler for another sort of model."""
+        flow.check_noise(sampler.noise)
+
+    def levels(self, sampler: Sampler) -> Tensor:
+        """Noise levels of a sampler, [steps + 1] float32, falling to 0."""
+        return sampler.sigmas()
+
+    def step_table(self, levels: Tensor, noise: str, level: float, stochastic: Sequence[int]) -> StepTable:
+        """Coefficients of every step, see `pipelines.flow.step_table`."""
+        return flow.step_table(levels, noise, level, stochastic)
+
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Shape of a sample [C, h, w].
 
@@ -94,9 +122,14 @@ class DiffusersAdapter:
         """Embedding of one text; its shape depends on `tokens` alone."""
         raise NotImplementedError
 
-    def encode_source(self, source: Any, height: int, width: int) -> Embedding:
-        """Embedding of a source image, or of none (None), of any size, for a sample of height x width pixels; its
-        shape depends on those two alone. Only for adapters with `max_sources`."""
+    def encode_with_sources(self, text: str, tokens: int, sources: Sequence[Any], height: int, width: int) -> Embedding:
+        """Embedding of one text beside source images, for a sample of height x width pixels. Embeddings of different
+        lengths are filled up with zeros in a batch. Only for adapters with `text_sees_sources`."""
+        raise NotImplementedError
+
+    def encode_sources(self, sources: Sequence[Any], height: int, width: int) -> Embedding:
+        """Embedding of up to `max_sources` source images of any size, for a sample of height x width pixels.
+        Embeddings of different lengths are filled up with zeros in a batch. Only for adapters with `max_sources`."""
         raise NotImplementedError
 
     def predict(self, module: nn.Module, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float) -> Tensor:
@@ -106,7 +139,7 @@ class DiffusersAdapter:
             module: `self.module` or what wraps it.
             x: states.
             sigma: noise levels.
-            embedding: tensors [n, ...] as `encode` gives them, then those of `encode_source`.
+            embedding: tensors [n, ...] as `encode` gives them, then those of `encode_sources`.
             guidance: scale of embedded guidance; nothing for models with classifier-free guidance.
         """
         raise NotImplementedError
@@ -131,20 +164,24 @@ class DiffusersAdapter:
         mean = self.pipe.vae.encode(pixels).latent_dist.mode()
         return ((mean - (config.shift_factor or 0.0)) * config.scaling_factor).float()
 
-    def save_lora(self, directory: str | Path) -> None:
-        """Write the adapter for the pipeline's own `load_lora_weights`."""
+    def save_lora(self, directory: str | Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write the adapter for the pipeline's own `load_lora_weights`; `state` = its whole tensors if the network
+        holds shards."""
         from peft import get_peft_model_state_dict
 
+        network: Any = self.module
         self.pipe.save_lora_weights(
             directory,
-            transformer_lora_layers=get_peft_model_state_dict(self.pipe.transformer),
-            transformer_lora_adapter_metadata=self.pipe.transformer.peft_config["default"].to_dict(),
+            **{
+                f"{self.network}_lora_layers": get_peft_model_state_dict(network, state_dict=state),
+                f"{self.network}_lora_adapter_metadata": network.peft_config["default"].to_dict(),
+            },
         )
 
     @property
     def device(self) -> torch.device:
         """Device of the network."""
-        return self.pipe.transformer.device
+        return next(self.module.parameters()).device
 
 
 def to_images(pixels: Tensor) -> np.ndarray:

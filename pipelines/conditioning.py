@@ -11,10 +11,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from mmrubric.errors import InputError
 from mmrubric.images import content_hash
 from mmrubric.rubric import Prompt
+from pipelines.embedding_store import EmbeddingStore
+from pipelines.engine import Encoders
+from pipelines.flow import StepTable
 from pipelines.policy import Sampler
 
 Embedding = tuple[Tensor, ...]
@@ -25,8 +29,15 @@ class FlowAdapter(Protocol):
     """What differs between flow models; `pipelines.adapter.DiffusersAdapter` documents each part."""
 
     pipe: Any
+    network: str
+    lacks: frozenset[str]
     default_sequence_length: int
+    min_sources: int
     max_sources: int
+    text_sees_sources: bool
+
+    @property
+    def device(self) -> torch.device: ...
 
     @property
     def guidance(self) -> Literal["cfg", "embedded"]: ...
@@ -44,15 +55,25 @@ class FlowAdapter(Protocol):
 
     def deployed(self, height: int, width: int) -> Sampler: ...
 
+    def check_sampler(self, sampler: Sampler) -> None: ...
+
+    def levels(self, sampler: Sampler) -> Tensor: ...
+
+    def step_table(self, levels: Tensor, noise: str, level: float, stochastic: Sequence[int]) -> StepTable: ...
+
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]: ...
 
     def problem(self, text: str, tokens: int) -> str | None: ...
 
     def encode(self, text: str, tokens: int) -> Embedding: ...
 
-    def encode_source(self, source: Any, height: int, width: int) -> Embedding: ...
+    def encode_with_sources(
+        self, text: str, tokens: int, sources: Sequence[Any], height: int, width: int
+    ) -> Embedding: ...
 
-    def predict(self, module: nn.Module, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float) -> Tensor: ...
+    def encode_sources(self, sources: Sequence[Any], height: int, width: int) -> Embedding: ...
+
+    def predict(self, module: Any, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float) -> Tensor: ...
 
     def guide(self, without: Tensor, with_text: Tensor, scale: float) -> Tensor: ...
 
@@ -60,7 +81,7 @@ class FlowAdapter(Protocol):
 
     def encode_images(self, images: np.ndarray) -> Tensor: ...
 
-    def save_lora(self, directory: str | Path) -> None: ...
+    def save_lora(self, directory: str | Path, state: dict[str, Tensor] | None = None) -> None: ...
 
 
 class EmbeddingCache:
@@ -70,8 +91,8 @@ class EmbeddingCache:
     its batch, which keeps runs on other process counts and resumed runs bitwise equal.
 
     Args:
-        encode: (*key) -> embedding, where the key is (text, `Sampler.max_sequence_length`) or (`Source`, height,
-            width).
+        encode: (*key) -> embedding, where the key is (text, `Sampler.max_sequence_length`), the same with `Sources`,
+            height and width where the text encoder sees them, or (`Sources`, height, width).
         limit: bytes to keep.
     """
 
@@ -86,7 +107,7 @@ class EmbeddingCache:
         return key in self._entries
 
     def get(self, *key: Any) -> Embedding:
-        """Embedding of a text or source image."""
+        """Embedding of a text or of source images."""
         found = self._entries.get(key)
         if found is None:
             with torch.no_grad():
@@ -100,37 +121,52 @@ class EmbeddingCache:
             self._entries.move_to_end(key)
         return found
 
-    def batch(self, firsts: Sequence[Any], *rest: Any) -> Embedding:
-        """Embeddings of P texts or source images, stacked: each tensor [P, ...]."""
-        return tuple(torch.stack(parts) for parts in zip(*(self.get(first, *rest) for first in firsts), strict=True))
+    def batch(self, keys: Sequence[tuple]) -> Embedding:
+        """Embeddings of P keys, stacked: each tensor [P, ...], filled up with zeros to the longest."""
+        found = (self.get(*key) for key in keys)
+        return tuple(pad_sequence(list(parts), batch_first=True) for parts in zip(*found, strict=True))
 
 
 @dataclass(frozen=True)
-class Source:
-    """A source image as a key: equal where the pixels are equal, or the path and the time of its last change."""
+class Sources:
+    """The source images of a prompt, in their order, as a key: equal where the pixels of each are equal, or its path
+    and the time of its last change."""
 
-    identity: str
-    image: Any = field(compare=False)
+    identities: tuple[str, ...]
+    images: tuple[Any, ...] = field(compare=False)
 
     @classmethod
-    def of(cls, prompt: Prompt) -> Source:
-        """The source image of a prompt, or none."""
-        if not prompt.sources:
-            return cls("", None)
-        image = prompt.sources[0]
-        if isinstance(image, (str, Path)) and Path(image).is_file():
-            # hashing pixels would decode the file once per micro-batch
-            return cls(f"{Path(image).resolve()}@{Path(image).stat().st_mtime_ns}", image)
-        return cls(content_hash(image), image)
+    def of(cls, prompt: Prompt) -> Sources:
+        """The source images of a prompt, or none."""
+        return cls(tuple(_identity(image) for image in prompt.sources), tuple(prompt.sources))
+
+
+def _identity(image: Any) -> str:
+    if isinstance(image, (str, Path)) and Path(image).is_file():
+        # hashing pixels would decode the file once per micro-batch
+        return f"{Path(image).resolve()}@{Path(image).stat().st_mtime_ns}"
+    return content_hash(image)
 
 
 class Conditioner:
-    """What the model is shown for each row of a batch."""
+    """What the model is shown for each row of a batch.
 
-    def __init__(self, adapter: FlowAdapter) -> None:
-        self._adapter = adapter
-        self.cache = EmbeddingCache(lambda text, tokens: adapter.encode(text, tokens))
-        self.sources = EmbeddingCache(lambda source, h, w: adapter.encode_source(source.image, h, w))
+    Args:
+        adapter: encodes.
+        encoders: its text encoders, which may be off the device; None = they stay there.
+        store: embeddings on disk; None = in memory only.
+    """
+
+    def __init__(
+        self, adapter: FlowAdapter, encoders: Encoders | None = None, store: EmbeddingStore | None = None
+    ) -> None:
+        self._adapter, self._store = adapter, store
+        self.encoders = encoders or Encoders(adapter.frozen, offload=False)
+        self._readable: set[tuple[str, int]] = set()
+        self.cache = EmbeddingCache(self._kept("text", self._encode))
+        self.sources = EmbeddingCache(
+            self._kept("sources", lambda sources, h, w: adapter.encode_sources(sources.images, h, w))
+        )
 
     def check(self, prompts: Sequence[Prompt], tokens: int) -> None:
         """Refuse prompts that the encoders would cut or cannot read, or that hold what the model does not read.
@@ -139,19 +175,21 @@ class Conditioner:
             InputError: names the prompt and says what is wrong.
         """
         for prompt in prompts:
-            if len(prompt.sources) > self._adapter.max_sources:
+            least, most = self._adapter.min_sources, self._adapter.max_sources
+            if not least <= len(prompt.sources) <= most:
+                reads = str(most) if least in (0, most) else f"{least} to {most}"
                 raise InputError(
-                    f"prompt '{prompt.id}' has {len(prompt.sources)} source images, "
-                    f"this model reads {self._adapter.max_sources}"
+                    f"prompt '{prompt.id}' has {len(prompt.sources)} source images, this model reads {reads}"
                 )
             if prompt.negative and self._adapter.guidance == "embedded":
                 raise InputError(
                     f"prompt '{prompt.id}' has a negative text, which a model with embedded guidance never reads"
                 )
             for kind, text in (("prompt", prompt.text), ("negative text of prompt", prompt.negative)):
-                problem = None if (text, tokens) in self.cache else self._adapter.problem(text, tokens)
+                problem = None if (text, tokens) in self._readable else self._adapter.problem(text, tokens)
                 if problem:
                     raise InputError(f"{kind} '{prompt.id}' {problem}: {text!r}")
+                self._readable.add((text, tokens))
 
     def embed(self, prompts: Sequence[Prompt], index: Tensor, sampler: Sampler, guided: bool) -> Embedding:
         """Embeddings of the n rows that show `prompts[index]`, text before source image: tensors [n, ...], or with
@@ -159,13 +197,58 @@ class Conditioner:
         whatever sampling needed."""
         shown, place = torch.unique(index, return_inverse=True)
         chosen = [prompts[i] for i in shown.tolist()]
-        tokens, sources = sampler.max_sequence_length, ()
+        size = (sampler.height, sampler.width)
+        pictures = [(Sources.of(prompt), *size) for prompt in chosen]
+        seen = pictures if self._adapter.text_sees_sources else [()] * len(chosen)
+        texts = [[p.negative for p in chosen]] if guided else []
+        texts.append([p.text for p in chosen])
+        keys = [(t, sampler.max_sequence_length, *s) for branch in texts for t, s in zip(branch, seen, strict=True)]
+        rows = torch.cat([place, place + len(chosen)]) if guided else place
+        embedding = tuple(t[rows.to(t.device)] for t in self.cache.batch(keys))
         if self._adapter.max_sources:
-            sources = self.sources.batch([Source.of(p) for p in chosen], sampler.height, sampler.width)
-        rows = [(*self.cache.batch([p.text for p in chosen], tokens), *sources)]
-        if guided:
-            rows.insert(0, (*self.cache.batch([p.negative for p in chosen], tokens), *sources))
-        return tuple(torch.cat([t[place.to(t.device)] for t in tensors]) for tensors in zip(*rows, strict=True))
+            rows = torch.cat([place, place]) if guided else place
+            embedding += tuple(t[rows.to(t.device)] for t in self.sources.batch(pictures))
+        return embedding
+
+    def encode_ahead(self, prompts: Sequence[Prompt], sampler: Sampler, guided: bool) -> None:
+        """Encode prompts before they are needed. With a store, which all ranks read, they share the work."""
+        world = torch.distributed.get_world_size() if self._store and torch.distributed.is_initialized() else 1
+        rank = torch.distributed.get_rank() if world > 1 else 0
+        for prompt in prompts[rank::world]:
+            self.embed([prompt], torch.zeros(1, dtype=torch.long), sampler, guided)
+        self.encoders.send_away()
+        if world > 1:
+            torch.distributed.barrier()
+
+    def _kept(self, kind: str, encode: Callable[..., Embedding]) -> Callable[..., Embedding]:
+        """`encode`, for what is not in the store; the encoders come to the device for the rest only."""
+        store = self._store
+
+        def get(*key: Any) -> Embedding:
+            device, name = self._adapter.device, ""
+            if store is not None:
+                types = sorted({str(p.dtype) for module in self._adapter.frozen for p in module.parameters()})
+                name = store.key(kind=kind, key=[_plain(part) for part in key], types=types, device=device.type)
+                if (found := store.load(name, device)) is not None:
+                    return found
+            self.encoders.bring(device)
+            made = encode(*key)
+            if store is not None:
+                store.save(name, made, device)
+            return made
+
+        return get
+
+    def _encode(self, text: str, tokens: int, *seen: Any) -> Embedding:
+        if not seen:
+            return self._adapter.encode(text, tokens)
+        sources, height, width = seen
+        return self._adapter.encode_with_sources(text, tokens, sources.images, height, width)
+
+
+def _plain(part: Any) -> Any:
+    """Part of a key as JSON; of pictures their pixels count, wherever they lie."""
+    return [content_hash(image) for image in part.images] if isinstance(part, Sources) else part
 
 
 def _size(embedding: Embedding) -> int:

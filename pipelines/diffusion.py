@@ -1,21 +1,19 @@
-"""A flow model as a policy: one velocity function and one step serve sampling, replay and training."""
+"""A flow or DDIM model as a policy: one model call and one step serve sampling, replay and training."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from mmrubric.errors import InputError
 from mmrubric.rubric import Prompt
-from pipelines import flow, windows
+from pipelines import flow, shards, windows
 from pipelines.conditioning import Conditioner, Embedding, FlowAdapter
 from pipelines.policy import (
     RECORDABLE,
@@ -25,20 +23,17 @@ from pipelines.policy import (
     Sampler,
     StepOut,
     batches,
-    count_within,
     distinct,
 )
 from pipelines.quiet import quiet
 from pipelines.seeds import NoiseStream
-from pipelines.weights import WeightCopies
+from pipelines.trained import DEPLOYED_FILE, TrainedPolicy, check_rows, number_rows, sample_ids
 
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-DEPLOYED_FILE = "deployed.json"
 PROVIDES = frozenset({"log_prob", "mean", "std", "dt", "velocity", "sigma"})
 
 
-class FlowPolicy:
-    """Policy over a rectified-flow text-to-image model. Built by `pipelines.load_policy`.
+class FlowPolicy(TrainedPolicy):
+    """Policy over a text-to-image model, a rectified flow or one that DDIM samples. Built by `pipelines.load_policy`.
 
     The model call alone runs under autocast; states, steps and log-probs are float32. Nothing here draws from
     or seeds torch's global generators. A replay gives ratio 1 to rounding when it uses as many rows per call
@@ -49,11 +44,15 @@ class FlowPolicy:
         adapter: the model.
         lora: the trainable parameters are a LoRA adapter.
         precision: fp32, bf16 or fp16 autocast around the model call.
-        copies: weights to keep besides the trained ones, of old, ema, reference.
+        copies: weights to keep besides the trained ones, of old, ema, reference, previous.
         deployed: sampler used where none is given; None = what the plain pipeline does.
         batch: rows per model call in sampling; None = all rows at once.
+        shard: spreads the network's parameters over the ranks, in place. It comes before the copies are made, so that
+            no rank ever holds a whole copy.
+        conditioner: what encodes prompts; None = one that keeps embeddings in memory only.
     """
 
+    kind = "flow"
     provides = PROVIDES
 
     def __init__(
@@ -65,41 +64,14 @@ class FlowPolicy:
         copies: Sequence[str] = (),
         deployed: Sampler | None = None,
         batch: int | None = None,
+        shard: Callable[[nn.Module], nn.Module] | None = None,
+        conditioner: Conditioner | None = None,
     ) -> None:
-        self.adapter, self.lora, self.precision, self.batch = adapter, lora, precision, batch
-        self.version = 0
+        super().__init__(adapter.module, lora, precision, copies, shard)
+        self.adapter, self.batch = adapter, batch
+        self.provides = PROVIDES - adapter.lacks
         self.deployed = self._complete(deployed or adapter.deployed(*adapter.default_size))
-        self._core = adapter.module
-        self._wrapped = self._core
-        self._trainable = [(name, p) for name, p in self._core.named_parameters() if p.requires_grad]
-        self._copies = WeightCopies(self._trainable, self._core, copies, lora)
-        self.conditioner = Conditioner(adapter)
-
-    @property
-    def module(self) -> nn.Module:
-        """The network that trains, wrapped if `wrap` was called."""
-        return self._wrapped
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the network."""
-        return next(self._core.parameters()).device
-
-    def wrap(self, fn: Callable[[nn.Module], nn.Module]) -> None:
-        """Replace the module by `fn(module)`, for example accelerator.prepare (without mixed precision: the
-        policy does autocast itself).
-
-        Raises:
-            RuntimeError: the wrapper replaced parameters; the named copies need them in place, as with DDP.
-        """
-        self._wrapped = fn(self._core)
-        kept = dict(self._core.named_parameters())
-        if any(kept.get(name) is not p for name, p in self._trainable):
-            raise RuntimeError("the wrapper replaced the trainable parameters: only wrappers that keep them work (DDP)")
-
-    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of what trains, float32, in a fixed order, named as in the unwrapped module."""
-        return list(self._trainable)
+        self.conditioner = conditioner or Conditioner(adapter)
 
     def check_prompts(self, prompts: Sequence[Prompt], sampler: Sampler | None = None) -> None:
         """Refuse prompts that the text encoders would cut or cannot read.
@@ -108,6 +80,12 @@ class FlowPolicy:
             InputError: names the prompt and says by how much it is too long.
         """
         self.conditioner.check(prompts, _tokens(self._complete(sampler or self.deployed)))
+
+    def encode(self, prompts: Sequence[Prompt], sampler: Sampler | None = None) -> None:
+        """Encode prompts ahead, so that sampling and training find their embeddings. With a disk cache the ranks share
+        the work and all call this."""
+        sampler = self._complete(sampler or self.deployed)
+        self.conditioner.encode_ahead(prompts, sampler, self._guided(sampler.guidance))
 
     def sample(
         self,
@@ -136,10 +114,7 @@ class FlowPolicy:
                 prompt that is too long.
         """
         sampler = self._complete(sampler or self.deployed)
-        if not prompts or len(prompts) != len(seeds):
-            raise InputError(
-                f"sample needs one seed per prompt row and at least one row: {len(prompts)} prompts, {len(seeds)} seeds"
-            )
+        check_rows(prompts, seeds)
         unknown = sorted(set(record) - RECORDABLE)
         if unknown:
             raise InputError(f"cannot record {', '.join(unknown)}: known are {', '.join(sorted(RECORDABLE))}")
@@ -150,8 +125,8 @@ class FlowPolicy:
                 "stochastic step to record: use noise sde, dance or cps, a level above 0 and 2 or more steps"
             )
         unique, index = distinct(prompts)
-        levels = sampler.sigmas()
-        table = flow.step_table(levels, sampler.noise, sampler.level, stochastic)
+        levels = self.adapter.levels(sampler)
+        table = self.adapter.step_table(levels, sampler.noise, sampler.level, stochastic)
         shape = self._shape(sampler)
         self.conditioner.check(unique, _tokens(sampler))
         paths, images = [], []
@@ -163,19 +138,13 @@ class FlowPolicy:
                 draw = NoiseStream([seed.path for seed in seeds[part]], shape, self.device).draw
                 paths.append(flow.walk(velocity, x, draw, table, record, sampler.log_prob))
                 images.append(self.adapter.decode(paths[-1].final))
-        rows = index.clone() if prompt_rows is None else torch.as_tensor(prompt_rows, dtype=torch.long)
-        numbers = count_within(index) if sample_index is None else torch.as_tensor(sample_index, dtype=torch.long)
-        if len(rows) != len(prompts) or len(numbers) != len(prompts):
-            raise InputError("prompt_rows and sample_index need one entry per prompt row")
+        rows, numbers = number_rows(index, prompt_rows, sample_index)
         return Rollout(
             prompts=unique,
             prompt_index=index,
             prompt_rows=rows,
             sample_index=numbers,
-            sample_ids=[
-                f"{row:05d}-{number:03d}-{seed.path:016x}"
-                for row, number, seed in zip(rows.tolist(), numbers.tolist(), seeds, strict=True)
-            ],
+            sample_ids=sample_ids(rows, numbers, seeds),
             seeds=list(seeds),
             policy_version=self.version,
             sampler=sampler,
@@ -207,11 +176,11 @@ class FlowPolicy:
         missing = sorted(set(need) - self.provides)
         if missing:
             known = ", ".join(sorted(self.provides & STEP_FIELDS))
-            raise InputError(f"a flow policy gives no {', '.join(missing)}: known are {known}")
+            raise InputError(f"this policy gives no {', '.join(missing)}: known are {known}")
         if rollout.states is None or rollout.actions is None:
             raise InputError("the rollout holds no states to replay: sample with record={'states', ...}")
         sampler, device = rollout.sampler, self.device
-        table = flow.step_table(rollout.sigmas, sampler.noise, sampler.level, rollout.steps.tolist())
+        table = self.adapter.step_table(rollout.sigmas, sampler.noise, sampler.level, rollout.steps.tolist())
         rows, positions = rows.cpu(), steps.cpu()
         numbers = rollout.steps[positions]
         x = rollout.states[rows.to(rollout.states.device), positions.to(rollout.states.device)].to(device)
@@ -221,7 +190,7 @@ class FlowPolicy:
         out = StepOut(
             velocity=velocity if "velocity" in need else None,
             std=flow.at_steps(table.std, numbers, x),
-            dt=flow.at_steps(table.dt, numbers, x),
+            dt=flow.at_steps(table.dt, numbers, x) if "dt" in self.provides else None,
             sigma=sigma,
         )
         if need & {"mean", "log_prob"}:
@@ -236,7 +205,13 @@ class FlowPolicy:
     def predict(self, rollout: Rollout, rows: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """Velocity [n, ...] float32 at noised points x [n, ...] with noise level t [n] in [0, 1], for the
         prompts of the given rows [n], with the guidance of the rollout and gradient through both of its
-        branches."""
+        branches.
+
+        Raises:
+            InputError: the model predicts no velocity.
+        """
+        if "velocity" not in self.provides:
+            raise InputError(f"a {type(self.adapter.pipe).__name__} predicts no velocity: use a loss on sampled steps")
         x, t = x.to(self.device, torch.float32), t.to(self.device, torch.float32)
         embedding = self._embed(rollout.prompts, rollout.prompt_index[rows.cpu()], rollout.sampler)
         return self._velocity(x, t, embedding, rollout.sampler.guidance)
@@ -261,77 +236,48 @@ class FlowPolicy:
                 latents = samples.to(self.device, torch.float32)
                 images = np.concatenate([self.adapter.decode(latents[p]) for p in batches(len(latents), self.batch)])
         unique, index = distinct(prompts)
-        numbers = count_within(index)
+        rows, numbers = number_rows(index, None, None)
         return Rollout(
             prompts=unique,
             prompt_index=index,
-            prompt_rows=index.clone(),
+            prompt_rows=rows,
             sample_index=numbers,
-            sample_ids=[f"adopted-{row:05d}-{n:03d}" for row, n in zip(index.tolist(), numbers.tolist(), strict=True)],
+            sample_ids=sample_ids(rows, numbers, None),
             seeds=None,
             policy_version=self.version,
             sampler=self.deployed,
-            sigmas=self.deployed.sigmas(),
+            sigmas=self.adapter.levels(self.deployed),
             samples=latents,
             images=images,
             steps=torch.zeros(0, dtype=torch.long),
         )
 
-    def weights(self, name: str) -> AbstractContextManager[None]:
-        """Run the body under "reference", "old" or "ema" weights; every rank enters, backward stays out."""
-        return self._copies.swapped(name)
-
-    def update_old(self, decay: float = 0.0) -> None:
-        """old <- decay * old + (1 - decay) * trained."""
-        self._copies.update("old", decay)
-
-    def update_ema(self, decay: float) -> None:
-        """ema <- decay * ema + (1 - decay) * trained."""
-        self._copies.update("ema", decay)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything that training changes, flat, ready for safetensors: `trainable/...`, `old/...`,
-        `ema/...`, `reference/...` and `version`. The tensors are the live ones: save or clone them before the
-        next update."""
-        self._copies.forbid_swap("state_dict")
-        trained = {f"trainable/{name}": p.detach() for name, p in self._trainable}
-        return {**trained, **self._copies.state_dict(), "version": torch.tensor(self.version)}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over a `state_dict`, bitwise.
-
-        Raises:
-            InputError: it belongs to another set-up (LoRA against full fine-tuning, other copies, other
-                shapes); nothing is changed then.
-        """
-        own = self.state_dict()
-        extra, missing = sorted(set(state) - set(own)), sorted(set(own) - set(state))
-        wrong = [k for k in own if k in state and own[k].shape != state[k].shape]
-        if extra or missing or wrong:
-            hint = "" if any("lora_" in k for k in state) == self.lora else " (LoRA against full fine-tuning)"
-            raise InputError(
-                f"this state belongs to another set-up{hint}: {len(missing)} tensors missing {missing[:2]}, "
-                f"{len(extra)} unknown {extra[:2]}, {len(wrong)} of another shape {wrong[:2]}"
-            )
-        with torch.no_grad():
-            for name, p in self._trainable:
-                p.copy_(state[f"trainable/{name}"])
-        self._copies.load(state)
-        self.version = int(state["version"])
-
     def save_pretrained(self, directory: str | Path) -> None:
         """Write weights that plain diffusers loads: a whole pipeline, or for LoRA a file for
-        `pipe.load_lora_weights(directory)`. Inside `weights("ema")` the EMA weights are written."""
+        `pipe.load_lora_weights(directory)`. Inside `weights("ema")` the EMA weights are written. A collective where
+        the network is sharded: rank 0 writes."""
+        state = None
+        if shards.is_sharded(self._core):
+            state = shards.gathered({k: v for k, v in self._core.state_dict().items() if not self.lora or "lora_" in k})
+            if not shards.writes():
+                return
         with quiet():
             if self.lora:
-                self.adapter.save_lora(directory)
-            else:
+                self.adapter.save_lora(directory, state)
+            elif state is None:
                 self.adapter.pipe.save_pretrained(directory)
+            else:
+                shards.whole_pipeline(self.adapter.pipe, self._core, state).save_pretrained(directory)
         fields = self.deployed.model_dump(exclude_defaults=True)
         (Path(directory) / DEPLOYED_FILE).write_text(json.dumps(fields, indent=2) + "\n")
 
     def _complete(self, sampler: Sampler) -> Sampler:
-        """The sampler with size and text length filled in, so that a rollout replays from itself alone."""
+        """The sampler with size and text length filled in, so that a rollout replays from itself alone.
+
+        Raises:
+            InputError: it is for another sort of model.
+        """
+        self.adapter.check_sampler(sampler)
         deployed = getattr(self, "deployed", sampler)
         height, width = self.adapter.default_size
         tokens = deployed.max_sequence_length
@@ -345,7 +291,9 @@ class FlowPolicy:
         return sampler.model_copy(update=filled)
 
     def _embed(self, prompts: Sequence[Prompt], index: Tensor, sampler: Sampler) -> Embedding:
-        return self.conditioner.embed(prompts, index, sampler, self._guided(sampler.guidance))
+        embedding = self.conditioner.embed(prompts, index, sampler, self._guided(sampler.guidance))
+        self.conditioner.encoders.send_away()
+        return embedding
 
     def _guided(self, guidance: float) -> bool:
         """Whether a scale means a second branch with the negative text."""
@@ -354,16 +302,15 @@ class FlowPolicy:
     def _velocity(self, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float) -> Tensor:
         """The one call of the model: [n, ...] float32; with classifier-free guidance both branches are one batch
         of 2n."""
-        module = self._wrapped
-        if not torch.is_grad_enabled() and isinstance(module, DistributedDataParallel):
-            # without gradients DDP would still synchronise buffers, and ranks may sample in different batches
-            module = self._core
+        module = self._caller()
+        # how often an adapter calls its module depends on the rows only where these have source images
+        even = shards.EvenCalls(module) if self.adapter.max_sources and shards.is_sharded(module) else None
         guided = self._guided(guidance)
         if guided:
             x, sigma = torch.cat([x, x]), torch.cat([sigma, sigma])
-        dtype = AUTOCAST[self.precision]
-        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-            velocity = self.adapter.predict(module, x, sigma, embedding, guidance)
+        with self._autocast():
+            velocity = self.adapter.predict(even or module, x, sigma, embedding, guidance)
+            velocity = velocity if even is None else even.filled(velocity)
         velocity = velocity.float()
         if not guided:
             return velocity

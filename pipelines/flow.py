@@ -85,6 +85,12 @@ class StepTable:
     dt: Tensor
 
 
+def check_noise(noise: str) -> None:
+    """Raise InputError for a noise that flow models do not know."""
+    if noise not in NOISES:
+        raise InputError(f"unknown noise '{noise}' of a flow model: known are {', '.join(NOISES)}")
+
+
 def step_table(levels: Tensor, noise: str, level: float, stochastic: Sequence[int]) -> StepTable:
     """Coefficients of every step of a schedule.
 
@@ -105,8 +111,7 @@ def step_table(levels: Tensor, noise: str, level: float, stochastic: Sequence[in
 
     Flow-GRPO arXiv 2505.05470, DanceGRPO arXiv 2505.07818, CPS arXiv 2509.05952.
     """
-    if noise not in NOISES:
-        raise InputError(f"unknown noise '{noise}': known are {', '.join(NOISES)}")
+    check_noise(noise)
     levels = check_sigmas(levels).double().cpu()
     sigma, after = levels[:-1], levels[1:]
     dt = after - sigma

@@ -8,21 +8,18 @@ batch may have different numbers of tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 from torch import Tensor, nn
-from torch.nn import functional
 
-from mmrubric.images import ImageOptions, normalize
 from pipelines.conditioning import Embedding
 from pipelines.flux import FluxAdapter, positions
-from pipelines.packed import pack
+from pipelines.packed import by_kind
 
 _TRAINED_AREA = 1024 * 1024
 """Pixels of the sample that the trained shapes belong to."""
-_AS_IS = ImageOptions(max_side=None, max_bytes=None)
 
 
 class FluxKontextAdapter(FluxAdapter):
@@ -41,23 +38,9 @@ class FluxKontextAdapter(FluxAdapter):
         scale, unit = math.sqrt(height * width / _TRAINED_AREA), 2 * self.pipe.vae_scale_factor
         return max(round(h * scale) // unit, 1) * unit, max(round(w * scale) // unit, 1) * unit
 
-    def encode_source(self, source: Any, height: int, width: int) -> Embedding:
-        """(tokens [N, 4 C], rows and columns [2] int64) of a source image or None; tokens are filled up with zeros
-        to the N of the largest trained shape, and those zeros are never shown to the model."""
-        unit = 2 * self.pipe.vae_scale_factor
-        shapes = [self.source_size((h, w), height, width) for w, h in PREFERRED_KONTEXT_RESOLUTIONS]
-        limit = max((h // unit) * (w // unit) for h, w in shapes)
-        vae = self.pipe.vae
-        if source is None:
-            # on the CPU: predict reads it to group the rows
-            return torch.zeros(limit, self.pipe.transformer.config.in_channels, device=vae.device), torch.zeros(
-                2
-            ).long()
-        picture, processor = normalize(source, _AS_IS), self.pipe.image_processor
-        h, w = self.source_size((picture.height, picture.width), height, width)
-        pixels = processor.preprocess(processor.resize(picture, h, w), h, w)
-        tokens = pack(self.encode_pixels(pixels.to(vae.device, vae.dtype)))[0]
-        return functional.pad(tokens, (0, 0, 0, limit - len(tokens))), torch.tensor([h // unit, w // unit])
+    def encode_sources(self, sources: Sequence[Any], height: int, width: int) -> Embedding:
+        """(tokens [N, 4 C], rows and columns [2] int64 on the CPU) of a source image; N = 0 without one."""
+        return self.encode_pictures(sources, lambda size: self.source_size(size, height, width))
 
     def predict(self, module: nn.Module, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float) -> Tensor:
         """Velocity [n, C, h, w] at x [n, C, h, w] and noise level sigma [n] in [0, 1].
@@ -65,11 +48,10 @@ class FluxKontextAdapter(FluxAdapter):
         The model knows no mask, so rows whose sources differ in shape go through it one shape at a time.
         """
         tokens, pooled, sources, shapes = embedding
-        kinds, kind = torch.unique(shapes, dim=0, return_inverse=True)
-        places, parts = [], []
-        for number, (rows, columns) in enumerate(kinds.tolist()):
-            at = torch.nonzero(kind == number)[:, 0].to(x.device)
+
+        def velocity(at: Tensor, shape: list[int]) -> Tensor:
+            at, (rows, columns) = at.to(x.device), shape
             more = (sources[at, : rows * columns], positions(rows, columns, x.device, picture=1))
-            places.append(at)
-            parts.append(self.velocity(module, x[at], sigma[at], tokens[at], pooled[at], guidance, more))
-        return torch.cat(parts)[torch.cat(places).argsort()]
+            return self.velocity(module, x[at], sigma[at], tokens[at], pooled[at], guidance, more)
+
+        return by_kind(shapes, velocity)

@@ -7,12 +7,19 @@ and decoding are the same for every model.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmrubric.errors import InputError
+from mmrubric.images import ImageOptions, normalize
 from pipelines.adapter import DiffusersAdapter
 from pipelines.policy import Sampler
+
+AS_IS = ImageOptions(max_side=None, max_bytes=None)
+"""A source image is scaled once, by the pipeline's own rule."""
 
 
 def pack(x: Tensor) -> Tensor:
@@ -27,6 +34,19 @@ def unpack(tokens: Tensor, h: int, w: int) -> Tensor:
     n, _, width = tokens.shape
     patches = tokens.reshape(n, h // 2, w // 2, width // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
     return patches.reshape(n, width // 4, h, w)
+
+
+def by_kind(kinds: Tensor, call: Callable[[Tensor, list[int]], Tensor]) -> Tensor:
+    """Results [n, ...] of a call that takes rows of one kind only, in the order of the rows.
+
+    Args:
+        kinds: [n, k] int64 on the CPU; rows are of one kind where all k numbers are equal.
+        call: (rows [m] int64, the k numbers of their kind) -> [m, ...].
+    """
+    distinct, kind = torch.unique(kinds, dim=0, return_inverse=True)
+    places = [torch.nonzero(kind == number)[:, 0] for number in range(len(distinct))]
+    parts = [call(rows, numbers) for rows, numbers in zip(places, distinct.tolist(), strict=True)]
+    return torch.cat(parts)[torch.cat(places).argsort().to(parts[0].device)]
 
 
 class PackedAdapter(DiffusersAdapter):
@@ -64,6 +84,30 @@ class PackedAdapter(DiffusersAdapter):
         slope = (config.max_shift - config.base_shift) / (config.max_image_seq_len - config.base_image_seq_len)
         mu = config.base_shift + slope * (tokens - config.base_image_seq_len)
         return math.exp(mu) if config.time_shift_type == "exponential" else mu
+
+    def encode_pictures(
+        self, pictures: Sequence[Any], size: Callable[[tuple[int, int]], tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Source images as tokens, one after the other.
+
+        Args:
+            pictures: up to `max_sources` images.
+            size: height and width to scale an image of (height, width) to, multiples of a token.
+
+        Returns:
+            tokens [N, 4 C], and rows and columns of each image, [2 `max_sources`] int64 on the CPU, 0 where there is
+            none; `predict` reads them to group the rows of a batch.
+        """
+        vae, unit = self.pipe.vae, 2 * self.pipe.vae_scale_factor
+        tokens = [torch.zeros(0, self.pipe.transformer.config.in_channels, device=vae.device)]
+        shapes = torch.zeros(self.max_sources, 2, dtype=torch.long)
+        for number, source in enumerate(pictures):
+            picture = normalize(source, AS_IS)
+            h, w = size((picture.height, picture.width))
+            pixels = self.pipe.image_processor.preprocess(picture, h, w)
+            tokens.append(pack(self.encode_pixels(pixels.to(vae.device, vae.dtype)))[0])
+            shapes[number] = torch.tensor([h // unit, w // unit])
+        return torch.cat(tokens), shapes.flatten()
 
     def deployed(self, height: int, width: int) -> Sampler:
         """What the plain pipeline does at this size when it is given a prompt and nothing else."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
 
 from mmrubric.errors import InputError
@@ -29,21 +29,57 @@ class Window(BaseModel, frozen=True, extra="forbid"):
 
     size: int = Field(default=0, ge=0)
     """Number of steps in the window; 0 = every step but the last."""
-    strategy: Literal["fixed", "random", "progressive"] = "fixed"
-    """fixed: starts at `lo`; random: drawn per optimisation step; progressive: moves towards the end."""
+    strategy: Literal["fixed", "random", "progressive", "decay", "exp_decay"] = "fixed"
+    """fixed: starts at `lo`; random: drawn per optimisation step. The others move from `lo` towards the end.
+    progressive: stays equally long everywhere; decay, exp_decay: ever shorter, linearly or exponentially."""
     lo: int = Field(default=0, ge=0)
     """First step that a window may start at."""
     hi: int | None = Field(default=None, ge=1)
     """End (exclusive) of the range that windows stay in; None = the last step, which is never trained."""
     stride: int = Field(default=1, ge=1)
-    """progressive: steps that the window moves at a time."""
+    """Moving: steps that the window moves at a time; windows overlap where this is below `size`."""
+    overlap: int | None = Field(default=None, ge=0)
+    """Moving: steps that a window shares with the one before, in place of `stride`, which is then size - overlap."""
     iters_per_window: int = Field(default=25, ge=1)
-    """progressive: optimisation steps at each position."""
+    """Moving: optimisation steps at each position; decay, exp_decay: at the first one."""
+    min_iters: int | None = Field(default=None, ge=1)
+    """decay: optimisation steps at the last position; None = a quarter of `iters_per_window`, at least 1."""
+    decay_rate: float = Field(default=0.1, gt=0.0, allow_inf_nan=False)
+    """exp_decay: k of iters_per_window * exp(-k max(0, start - decay_from)), rounded up."""
+    decay_from: int = Field(default=13, ge=0)
+    """exp_decay: denoising step from which on positions are held shorter."""
+    at_end: Literal["clamp", "roll_back"] = "clamp"
+    """Moving: whether the window stays at the last position or starts again at `lo`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Window:
+        if self.overlap is not None and self.stride != 1:
+            raise ValueError(
+                f"window.overlap {self.overlap} and window.stride {self.stride} say one thing: give either"
+            )
+        if self.overlap is not None and self.overlap >= self.size:
+            raise ValueError(f"window.overlap is {self.overlap}: it must be below window.size ({self.size})")
+        if self.min_iters is not None and self.min_iters > self.iters_per_window:
+            raise ValueError(f"window.min_iters {self.min_iters} is above iters_per_window {self.iters_per_window}")
+        moving = {"progressive", "decay", "exp_decay"}
+        acts = {
+            **dict.fromkeys(("stride", "overlap", "iters_per_window", "at_end"), moving),
+            "min_iters": {"decay"}, "decay_rate": {"exp_decay"}, "decay_from": {"exp_decay"},
+        }  # fmt: skip
+        for name, strategies in acts.items():
+            if self.strategy not in strategies and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"window.{name} is set but acts only with strategy {', '.join(sorted(strategies))}, "
+                    f"not {self.strategy}"
+                )
+        return self
 
 
 class Sampler(BaseModel, frozen=True, extra="forbid"):
-    """How samples are drawn. Stored with every rollout, so that a replay cannot use another schedule."""
+    """How a flow model draws samples. Stored with every rollout, so that a replay cannot use another schedule."""
 
+    kind: Literal["flow"] = "flow"
+    """Sort of generator that this is for."""
     steps: int = Field(default=10, ge=1)
     """Denoising steps."""
     guidance: float = Field(default=1.0, ge=1.0, allow_inf_nan=False)
@@ -57,10 +93,11 @@ class Sampler(BaseModel, frozen=True, extra="forbid"):
     schedule: Literal["linear", "diffusers"] = "linear"
     """linear: equal distances from 1 to 0 before the shift. diffusers: what the scheduler takes when nothing
     but the number of steps is given to it; its last step starts next to 0."""
-    noise: Literal["ode", "sde", "dance", "cps"] = "ode"
-    """ode: deterministic; sde: Flow-GRPO; dance: DanceGRPO; cps: coefficients-preserving."""
+    noise: Literal["ode", "sde", "dance", "cps", "ddim"] = "ode"
+    """ode: deterministic; sde: Flow-GRPO; dance: DanceGRPO; cps: coefficients-preserving. Stable Diffusion 1.5, 2 and
+    XL take ode or ddim: DDPO."""
     level: float = Field(default=0.7, ge=0.0, allow_inf_nan=False)
-    """Amount of noise of the stochastic steps: a (sde, cps) or eta (dance)."""
+    """Amount of noise of the stochastic steps: a (sde, cps) or eta (dance, ddim)."""
     window: Window | None = None
     """Steps that are stochastic; None = every step but the last."""
     same_noise: bool = False
@@ -71,14 +108,14 @@ class Sampler(BaseModel, frozen=True, extra="forbid"):
     """Pixels; None = the model's own size."""
     max_sequence_length: int | None = Field(default=None, ge=0, le=512)
     """Text tokens: of T5 (SD3, FLUX; an SD3 pipeline without T5 gets as many zero tokens, 0 = none), or of the
-    language model (Qwen-Image; shorter prompts are padded and masked). None = as deployed."""
+    language model (Qwen-Image, pictures not counted; shorter prompts are padded and masked). None = as deployed."""
     log_prob: Literal["gaussian", "cps"] = "gaussian"
     """gaussian: log density of a step, mean over elements; cps: the published form without its constants."""
 
     @model_validator(mode="after")
     def _check(self) -> Sampler:
-        if self.noise == "cps" and self.level > 1:
-            raise ValueError(f"sampler.level is {self.level}: cps takes a level in [0, 1]")
+        if self.noise in ("cps", "ddim") and self.level > 1:
+            raise ValueError(f"sampler.level is {self.level}: {self.noise} takes a level in [0, 1]")
         if self.log_prob == "cps" and self.noise != "cps":
             raise ValueError(f"sampler.log_prob 'cps' belongs to noise 'cps', not '{self.noise}': use 'gaussian'")
         if self.shift_terminal is not None and self.steps < 2:
@@ -86,7 +123,7 @@ class Sampler(BaseModel, frozen=True, extra="forbid"):
         if self.same_noise and not self.stochastic:
             raise ValueError(
                 "sampler.same_noise with deterministic steps makes all samples of a prompt equal: "
-                "take noise 'sde', 'dance' or 'cps' with a level above 0, or same_noise: false"
+                "take a stochastic noise ('sde', 'dance', 'cps', 'ddim') with a level above 0, or same_noise: false"
             )
         return self
 
@@ -98,6 +135,57 @@ class Sampler(BaseModel, frozen=True, extra="forbid"):
     def stochastic(self) -> bool:
         """Whether any step may draw noise."""
         return self.noise != "ode" and self.level > 0
+
+
+class TokenSampler(BaseModel, frozen=True, extra="forbid"):
+    """How a token model draws samples: l = l_u + w (l_c - l_u), p = softmax(l / temperature), cut to top-k and top-p.
+
+    Temperature and cuts belong to the log-prob as well; the token that was drawn is always kept by a cut.
+    """
+
+    kind: Literal["tokens"] = "tokens"
+    """Sort of generator that this is for."""
+    guidance: float = Field(default=1.0, ge=1.0, allow_inf_nan=False)
+    """w, the scale of classifier-free guidance; 1 = off, one model call per token."""
+    guidance_mode: Literal["combined", "no_cfg", "cond_is"] = "combined"
+    """Whose log-prob is trained. combined: of the guided logits, both branches in the graph. no_cfg: guidance must be
+    1. cond_is: of the conditional logits alone, while guided logits sample; losses weigh each token by the truncated
+    ratio of the two."""
+    temperature: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    """Logits are divided by it."""
+    top_k: int = Field(default=0, ge=0)
+    """Most probable tokens that are kept; 0 = all."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Smallest set of tokens that is kept has at least this probability; 1 = all."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TokenSampler:
+        if self.guidance_mode == "no_cfg" and self.guidance != 1.0:
+            raise ValueError(f"sampler.guidance_mode no_cfg samples without guidance, but guidance is {self.guidance}")
+        if self.guidance_mode == "cond_is" and self.guidance == 1.0:
+            raise ValueError("sampler.guidance_mode cond_is needs a guidance above 1: without it use combined")
+        return self
+
+    @property
+    def same_noise(self) -> bool:
+        """Tokens have no initial noise to share."""
+        return False
+
+    @property
+    def stochastic(self) -> bool:
+        """Every token is drawn."""
+        return True
+
+
+def _kind(value: Any) -> str:
+    return value.get("kind", "flow") if isinstance(value, dict) else getattr(value, "kind", "flow")
+
+
+AnySampler = Annotated[
+    Annotated[Sampler, Tag("flow")] | Annotated[TokenSampler, Tag("tokens")],
+    Discriminator(_kind),
+]
+"""A sampler of either sort, told apart by `kind`."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +200,9 @@ class RowSeed:
 class Rollout:
     """B samples and what is needed to replay them. Model numbers are float32 whatever the precision.
 
-    T = denoising steps, K = recorded steps. What was not recorded is None.
+    Of a flow model, T = denoising steps and K = recorded steps. Of a token model, T = K = tokens of an image, `samples`
+    and `actions` are the tokens [B, T] int64, `sigmas` is empty and `states` and `means` are None. What was not
+    recorded is None.
     """
 
     prompts: list[Prompt]
@@ -129,9 +219,9 @@ class Rollout:
     """[B]; None for samples from outside."""
     policy_version: int
     """Version of the weights that sampled."""
-    sampler: Sampler
+    sampler: Sampler | TokenSampler
     sigmas: Tensor
-    """[T + 1] float32, from 1 to 0."""
+    """[T + 1] float32, from 1 to 0; of DDIM models timesteps as shares of the training schedule."""
     samples: Tensor
     """[B, ...] final latents."""
     images: np.ndarray
@@ -143,7 +233,7 @@ class Rollout:
     actions: Tensor | None = None
     """[B, K, ...] after each step."""
     log_probs: Tensor | None = None
-    """[B, K]."""
+    """[B, K], under the weights and the logits that sampled."""
     means: Tensor | None = None
     """[B, K, ...]."""
     mask: Tensor | None = None
@@ -217,10 +307,10 @@ class Rollout:
 
 @dataclass
 class StepOut:
-    """Replay of n (row, step) items under the present weights; None = not asked for."""
+    """Replay of n (row, step) items under the present weights, of token models n whole rows; None = not asked for."""
 
     log_prob: Tensor | None = None
-    """[n], gradient flows."""
+    """[n], of token models [n, T]; gradient flows."""
     mean: Tensor | None = None
     """[n, ...], gradient flows."""
     std: Tensor | None = None
@@ -232,9 +322,9 @@ class StepOut:
     sigma: Tensor | None = None
     """[n], noise level."""
     value: Tensor | None = None
-    """[n], of policies with a value head."""
+    """[n, T], of token policies with a value head: what is expected before each token; gradient flows."""
     logits: Tensor | None = None
-    """[n, V], of token policies."""
+    """[n, T, V], of token policies; gradient flows."""
 
 
 STEP_FIELDS = frozenset(field.name for field in fields(StepOut))
@@ -247,7 +337,8 @@ class Policy(Protocol):
 
     provides: frozenset[str]
     version: int
-    deployed: Sampler
+    deployed: Any
+    """`Sampler` or `TokenSampler`, used where none is given."""
 
     @property
     def module(self) -> nn.Module: ...
@@ -256,13 +347,13 @@ class Policy(Protocol):
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]: ...
 
-    def check_prompts(self, prompts: Sequence[Prompt], sampler: Sampler | None = None) -> None: ...
+    def check_prompts(self, prompts: Sequence[Prompt], sampler: Any = None) -> None: ...
 
     def sample(
         self,
         prompts: Sequence[Prompt],
         seeds: Sequence[RowSeed],
-        sampler: Sampler | None = None,
+        sampler: Any = None,
         record: frozenset[str] = frozenset(),
         *,
         prompt_rows: Sequence[int] | Tensor | None = None,
@@ -283,6 +374,8 @@ class Policy(Protocol):
     def update_old(self, decay: float = 0.0) -> None: ...
 
     def update_ema(self, decay: float) -> None: ...
+
+    def keep_previous(self, source: str | None = None) -> None: ...
 
     def state_dict(self) -> dict[str, Tensor]: ...
 

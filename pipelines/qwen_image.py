@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmrubric.errors import InputError
-from pipelines.adapter import length_problem, to_images, to_pixels
+from pipelines.adapter import length_problem, to_images
 from pipelines.conditioning import Embedding
 from pipelines.packed import PackedAdapter, pack, unpack
 
@@ -26,7 +26,7 @@ class QwenImageAdapter(PackedAdapter):
     def __init__(self, pipe: Any) -> None:
         super().__init__(pipe)
         if pipe.text_encoder is None:
-            raise InputError("the QwenImagePipeline has no text encoder")
+            raise InputError(f"the {type(pipe).__name__} has no text encoder")
         if pipe.transformer.config.guidance_embeds:
             raise InputError("Qwen-Image with embedded guidance is not supported: diffusers cannot run it either")
 
@@ -44,16 +44,27 @@ class QwenImageAdapter(PackedAdapter):
     def predict(self, module: nn.Module, x: Tensor, sigma: Tensor, embedding: Embedding, guidance: float) -> Tensor:
         """Velocity [n, C, h, w] at x [n, C, h, w] and noise level sigma [n] in [0, 1]."""
         tokens, mask = embedding
+        return self.velocity(module, x, sigma, tokens, mask)
+
+    def velocity(
+        self, module: nn.Module, x: Tensor, sigma: Tensor, tokens: Tensor, mask: Tensor,
+        more: tuple[Tensor, list[tuple[int, int, int]]] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Velocity [n, C, h, w]; `more` = further image tokens [n, N, 4 C] and (1, rows, columns) of their images."""
         h, w = x.shape[2:]
+        image, shapes = pack(x), [(1, h // 2, w // 2)]
+        count = image.shape[1]
+        if more is not None:
+            image, shapes = torch.cat([image, more[0]], 1), shapes + more[1]
         velocity = module(
-            hidden_states=pack(x),
+            hidden_states=image,
             timestep=sigma,
             encoder_hidden_states=tokens,
             encoder_hidden_states_mask=mask,
-            img_shapes=[[(1, h // 2, w // 2)]] * len(x),
+            img_shapes=[shapes] * len(x),
             return_dict=False,
         )[0]
-        return unpack(velocity, h, w)
+        return unpack(velocity[:, :count], h, w)
 
     def guide(self, without: Tensor, with_text: Tensor, scale: float) -> Tensor:
         """Classifier-free guidance whose tokens keep the length of the conditional ones, as the pipeline has it."""
@@ -68,11 +79,10 @@ class QwenImageAdapter(PackedAdapter):
         frames = vae.decode((latents.to(vae.dtype) * std + mean)[:, :, None], return_dict=False)[0]
         return to_images(frames[:, :, 0])
 
-    def encode_images(self, images: np.ndarray) -> Tensor:
-        """Latents [n, C, h, w] (mean of the posterior) of uint8 RGB [n, H, W, 3]."""
+    def encode_pixels(self, pixels: Tensor) -> Tensor:
+        """Latents [n, C, h, w] (mean of the posterior) of [n, 3, H, W] in [-1, 1]."""
         mean, std = self._statistics()
-        frames = to_pixels(images, self.pipe.vae)[:, :, None]
-        return ((self.pipe.vae.encode(frames).latent_dist.mode()[:, :, 0] - mean) / std).float()
+        return ((self.pipe.vae.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0] - mean) / std).float()
 
     def _count(self, text: str) -> int:
         """Tokens that the transformer reads: those of the chat template without its system part."""

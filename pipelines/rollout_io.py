@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mmrubric.errors import InputError
 from mmrubric.rubric import Prompt
-from pipelines.policy import Rollout, RowSeed, Sampler
+from pipelines.policy import AnySampler, Rollout, RowSeed, Sampler, TokenSampler
 
 _ALWAYS = ("prompt_index", "prompt_rows", "sample_index", "sigmas", "samples", "steps")
 _RECORDED = ("states", "actions", "log_probs", "means", "mask")
+
+_SAMPLER: TypeAdapter[Sampler | TokenSampler] = TypeAdapter(AnySampler)
 
 
 def save_rollout(rollout: Rollout, path: str | Path) -> None:
@@ -60,7 +63,7 @@ def load_rollout(path: str | Path) -> Rollout:
         sample_ids=head["sample_ids"],
         seeds=None if head["seeds"] is None else [RowSeed(**fields) for fields in head["seeds"]],
         policy_version=head["policy_version"],
-        sampler=Sampler.model_validate(head["sampler"]),
+        sampler=_SAMPLER.validate_python(head["sampler"]),
         images=tensors["images"].numpy(),
         **{name: tensors[name] for name in _ALWAYS},
         **recorded,

@@ -2,29 +2,64 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from diffusers import (
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen2VLImageProcessorPil,
+)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pipelines.quiet import quiet
+from pipelines.qwen_image_edit import PictureProcessor
 from pipelines.shapes.models import build_merges
 from pipelines.testing import all_words
 
 _TEMPLATE = (
     "system Describe user assistant the image by detailing color shape size texture quantity text spatial "
-    "relationships of objects and background"
+    "relationships of objects and background key features input ( 's ), then explain how user instruction should "
+    "alter or modify Generate a new that meets requirements while maintaining consistency with original where "
+    "appropriate Picture"
 )
-"""Words of the pipeline's chat template. As with the real tokenizer they are one token each, so that the 34 tokens
-which the pipeline cuts off are the system part."""
+"""Words of the pipelines' chat templates. As with the real tokenizer they are one token each, so that the 34 tokens (64
+for editing) which the pipelines cut off are the system part."""
+_SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+
+
+def tiny_qwen_image_edit_directory(path: str | Path, seed: int = 0, *, plus: bool = False) -> Path:
+    """Write a `QwenImageEditPipeline` directory, or with `plus` a `QwenImageEditPlusPipeline` one; its parts are those
+    of `tiny_qwen_image_directory` and a processor."""
+    parts = _parts(seed)
+    with TemporaryDirectory() as folder:
+        parts["tokenizer"].save_pretrained(folder)
+        Qwen2VLImageProcessorPil().save_pretrained(folder)
+        # where there is torchvision, the pipeline loads this part too
+        video = {"video_processor_type": "Qwen2VLVideoProcessor"}
+        (Path(folder) / "video_preprocessor_config.json").write_text(json.dumps(video))
+        pipe = (QwenImageEditPlusPipeline if plus else QwenImageEditPipeline)(
+            **parts, processor=PictureProcessor(folder)
+        )
+        with quiet():
+            pipe.save_pretrained(path)
+    return Path(path)
 
 
 def tiny_qwen_image_directory(path: str | Path, seed: int = 0) -> Path:
@@ -36,10 +71,16 @@ def tiny_qwen_image_directory(path: str | Path, seed: int = 0) -> Path:
         path: directory to write.
         seed: seed of the weights; the global generators are left alone.
     """
+    with quiet():
+        QwenImagePipeline(**_parts(seed)).save_pretrained(path)
+    return Path(path)
+
+
+def _parts(seed: int) -> dict[str, Any]:
     tokenizer = build_qwen_tokenizer([*_TEMPLATE.split(), *all_words()])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        pipe = QwenImagePipeline(
+        return dict(
             transformer=QwenImageTransformer2DModel(
                 in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
                 joint_attention_dim=16, axes_dims_rope=(4, 6, 6),
@@ -55,21 +96,35 @@ def tiny_qwen_image_directory(path: str | Path, seed: int = 0) -> Path:
             text_encoder=_language_model(tokenizer),
             tokenizer=tokenizer,
         )  # fmt: skip
-    with quiet():
-        pipe.save_pretrained(path)
-    return Path(path)
+
+
+@contextmanager
+def sources_scaled_to(area: int) -> Iterator[None]:
+    """Let the plain editing pipelines scale sources to the area of a small sample instead of 1024 x 1024 pixels, as the
+    adapters do; no side falls below 32."""
+
+    def scaled(wanted: float, ratio: float) -> tuple[int, int, None]:
+        width, height = original(area if wanted == 1024 * 1024 else wanted, ratio)
+        return max(width, 32), max(height, 32), None
+
+    original = pipeline_qwenimage_edit_plus.calculate_dimensions
+    with (
+        patch.object(pipeline_qwenimage_edit, "calculate_dimensions", scaled),
+        patch.object(pipeline_qwenimage_edit_plus, "calculate_dimensions", lambda *args: scaled(*args)[:2]),
+    ):
+        yield
 
 
 def build_qwen_tokenizer(words: list[str]) -> Qwen2Tokenizer:
     """A byte-level tokenizer in which each word is one token, with and without a space before it."""
     merges = build_merges([*("Ġ" + word for word in words), *words])
     vocabulary = [*bytes_to_unicode().values(), *("".join(pair) for pair in merges)]
-    vocabulary += ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    vocabulary += ["<|endoftext|>", *_SPECIAL]
     index = {token: i for i, token in enumerate(dict.fromkeys(vocabulary))}
     return Qwen2Tokenizer(
         vocab=index,
         merges=merges,  # pyright: ignore[reportArgumentType]
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        additional_special_tokens=_SPECIAL,
     )
 
 
@@ -82,6 +137,8 @@ def _language_model(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGenera
     vision = dict(
         depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=16, fullatt_block_indexes=[0]
     )
-    # image tokens never occur in a prompt; their ids only have to lie inside the vocabulary
-    ids: dict[str, Any] = {f"{name}_token_id": 0 for name in ("image", "video", "vision_start", "vision_end")}
+    names = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    ids: dict[str, Any] = {
+        f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in names.items()
+    }
     return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids))

@@ -1,8 +1,9 @@
-"""Named copies of the trainable weights: old, ema and reference, swapped in by a context manager.
+"""Named copies of the trainable weights: old, ema, reference and previous, swapped in by a context manager.
 
 A swap exchanges the storage behind each parameter and copies nothing, so the optimizer, DDP and graphs of
 earlier forward passes keep their parameter objects, and the trained weights come back bitwise. Nothing is
-ever merged.
+ever merged. Of sharded parameters (DTensors) each rank keeps and exchanges its own part; their contents change
+places, because FSDP2 gathers from memory that a new storage would not reach.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from mmrubric.errors import InputError
+from pipelines import shards
 
-COPIES = ("old", "ema", "reference")
+COPIES = ("old", "ema", "reference", "previous")
 
 
 class WeightCopies:
@@ -74,19 +77,27 @@ class WeightCopies:
             self._active = None
 
     @torch.no_grad()
-    def update(self, name: str, decay: float) -> None:
-        """copy <- decay * copy + (1 - decay) * trained weights; decay 0 copies exactly.
+    def update(self, name: str, decay: float, source: str | None = None) -> None:
+        """copy <- decay * copy + (1 - decay) * trained weights, or those of the copy `source`; decay 0 copies exactly.
 
         Raises:
             InputError: a decay outside [0, 1], or a copy that is not kept.
         """
-        self._check(name)
+        for known in (name, source):
+            if known is not None:
+                self._check(known)
+            if known == "reference" and self._adapter:
+                raise InputError(
+                    "the reference of a LoRA adapter is the model without it: it cannot be updated or copied; train "
+                    "all weights (tune='full', reference=True) to have one that moves"
+                )
         if not 0.0 <= decay <= 1.0:
             raise InputError(f"decay of the {name} weights must be in [0, 1], not {decay}")
         self.forbid_swap(f"updating the {name} weights")
         copy = self._copies[name]
-        kept = [copy[key] for key, _ in self._parameters]
-        present = [p.detach() for _, p in self._parameters]
+        kept = [shards.local(copy[key]) for key, _ in self._parameters]
+        given = dict(self._parameters) if source is None else self._copies[source]
+        present = [shards.local(given[key]) for key, _ in self._parameters]
         if decay == 0.0:
             torch._foreach_copy_(kept, present)
         else:
@@ -103,10 +114,10 @@ class WeightCopies:
 
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over values whose names were checked against `state_dict`."""
+        """Take over whole values whose names were checked against `state_dict`."""
         for name, copy in self._copies.items():
             for key, value in copy.items():
-                value.copy_(state[f"{name}/{key}"])
+                shards.assign(value, state[f"{name}/{key}"])
 
     def _check(self, name: str) -> None:
         if name not in COPIES:
@@ -115,8 +126,11 @@ class WeightCopies:
             raise InputError(f"the policy keeps no {name} weights: load it with load_policy(..., {name}=True)")
 
     def _exchange(self, copy: dict[str, Tensor]) -> None:
+        spread = [(p, copy[key]) for key, p in self._parameters if isinstance(p, DTensor)]
+        shards.exchange(spread)
         for key, parameter in self._parameters:
-            parameter.data, copy[key] = copy[key], parameter.data
+            if not isinstance(parameter, DTensor):
+                parameter.data, copy[key] = copy[key], parameter.data
 
     def _enable_adapter(self, on: bool) -> None:
         from peft.tuners.tuners_utils import (
@@ -126,3 +140,7 @@ class WeightCopies:
         for layer in self._module.modules():
             if isinstance(layer, BaseTunerLayer):
                 layer.enable_adapters(on)
+        if not on:
+            # peft freezes what it disables; FSDP2 looks once, at the first forward, what has a gradient
+            for _, parameter in self._parameters:
+                parameter.requires_grad_(True)

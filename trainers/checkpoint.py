@@ -33,8 +33,9 @@ FORMAT = 1
 BENIGN = (
     "run.name", "run.output_dir", "run.steps", "run.resume", "run.save_every", "run.keep", "run.processes",
     "run.final_model", "tracking", "eval", "guards", "judge.store", "judge.concurrency",
-    "judge.max_failure_share",
+    "judge.max_failure_share", "judge.price_per_call",
     "rollout.batch_size", "rollout.overlap", "optim.batch_size", "model.gradient_checkpointing",
+    "model.shard", "model.embedding_cache", "model.offload_encoders", "model.vae_slicing",
 )  # fmt: skip
 """Settings that may differ between a checkpoint and the run that continues it: they move no trained
 number. But `run.steps` does where `optim.decay` lets the rate fall towards the end of the run."""

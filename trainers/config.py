@@ -8,9 +8,11 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from mmrubric.config import Config
+from pipelines.engine import EngineOptions
 from pipelines.load import LoraOptions
-from pipelines.policy import Sampler
+from pipelines.policy import AnySampler, Sampler
 from trainers.guards import GuardConfig
+from trainers.sharding import Shard
 
 
 class Section(Config):
@@ -49,7 +51,7 @@ class RunSection(Section):
         return Path(self.output_dir) / self.name
 
 
-class ModelSection(Section):
+class ModelSection(Section, EngineOptions):
     path: str = "shapes"
     """Model directory or hub id; 'shapes' is the generator that ships with the package."""
     tune: Literal["full", "lora"] = "full"
@@ -62,6 +64,14 @@ class ModelSection(Section):
     """null: the accelerator's device."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    shard: Shard | None = None
+    """fsdp2: weights, gradients, optimizer and weight copies in 1/N on each of N ranks; none: whole on each. null takes
+    what `accelerate launch` was configured for."""
+
+    @property
+    def engine(self) -> EngineOptions:
+        """The options that `load_policy` takes as one."""
+        return EngineOptions.model_validate({name: getattr(self, name) for name in EngineOptions.model_fields})
 
 
 class DataSection(Section):
@@ -92,6 +102,8 @@ class JudgeSection(Section):
     """Options of the judge."""
     store: str | None = None
     """SQLite file of verdicts; a picture judged before is not judged again."""
+    price_per_call: float | None = Field(default=None, ge=0)
+    """Money for one judged picture, all its criteria; acts in the estimate of --dry-run. null: unknown."""
     max_failure_share: float = Field(default=0.2, ge=0, le=1)
     """The run stops when more of a step's verdicts are judge failures, after retries."""
 
@@ -102,7 +114,9 @@ class RolloutSection(Section):
     oversample: int | None = Field(default=None, ge=2)
     """Samples drawn per prompt, of which `group_size` are kept (RubricRL). null: group_size."""
     best: int = Field(default=0, ge=0)
-    """Of the kept samples, how many are the best; the rest are drawn at random from the others."""
+    """Of the kept samples, how many are the best."""
+    worst: int = Field(default=0, ge=0)
+    """Of the kept samples, how many are the worst; best + worst + random = group_size."""
     rescue_variance: bool = True
     """With oversampling: if the kept samples are all alike and the drawn ones are not, keep the worst as
     well."""
@@ -112,8 +126,17 @@ class RolloutSection(Section):
     """Rows sampled at once on a rank. null: all of them."""
     overlap: bool = True
     """Judge one batch while the next one samples."""
-    sampler: Sampler = Sampler()
-    """Steps, guidance, shift, noise and window of the rollout; saved with every trajectory."""
+    late: bool = False
+    """Judge one step while the next one samples: samples are one update older than the weights that they train, which
+    importance weights correct (not with nft, see `importance_cap`). Takes a copy of the trained weights of memory, and
+    a resumed run judges the samples that were under way again."""
+    importance_cap: float = Field(default=3.0, gt=0)
+    """Largest weight of an item (sample and step, or token) by the ratio of the policy before the update to what
+    sampled it, where they differ: min(exp(log p_before - log p_sampled), cap), without gradient (decoupled PPO). As
+    everywhere, log-probs of flow models are means over latent dimensions, so the ratio is per dimension."""
+    sampler: AnySampler = Sampler()
+    """Steps, guidance, shift, noise and window of the rollout, or with `kind: tokens` guidance, temperature and cuts;
+    saved with every trajectory."""
 
     @property
     def drawn(self) -> int:
@@ -128,9 +151,16 @@ class RewardSection(Section):
     """Options of the aggregator: dependencies, gates, min_coverage and its own."""
 
 
+class FilterSection(Section):
+    use: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Filters by name in mmrubric.filters, each with its options: saturated (threshold, patience, cooldown) bans
+    prompts that the policy has mastered, low_std (min_std) leaves groups whose rewards hardly differ out of the
+    update."""
+
+
 class AdvantageSection(Section):
     name: str = "rpo"
-    """Name in mmrubric.advantage: 'grpo', 'rpo'."""
+    """Name in mmrubric.advantage: 'grpo', 'rpo', and 'reward' for loss.name=ppo."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the advantage. grpo: scale, ddof, eps, clamp, ...; rpo: win, loss (+1 and -0.1; +1 and -1
     with nft),
@@ -141,12 +171,12 @@ class AdvantageSection(Section):
 
 class LossSection(Section):
     name: str = "nft"
-    """Name in trainers.losses: 'clip', 'guard', 'nft'."""
+    """Name in trainers.losses: 'clip', 'guard', 'nft', and for token models 'clip', 'ppo'."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the loss. clip, guard: clip, clip_high, delta, advantage_clip; nft: beta, advantage_max (1
     with rpo)."""
-    kl: Literal["mu_no_dt", "gaussian", "velocity", "sample"] | None = None
-    """Which KL (field names); null takes velocity with nft and mu_no_dt otherwise."""
+    kl: Literal["mu_no_dt", "gaussian", "velocity", "sample", "k3"] | None = None
+    """Which KL (field names); null takes velocity with nft, k3 with token models and mu_no_dt otherwise."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference; 0 does not run the reference at all."""
     levels: int = Field(default=4, ge=1)
@@ -211,7 +241,7 @@ class EvalSection(Section):
     """Noise of the evaluation, a function of (seed, prompt id, sample)."""
     weights: Literal["raw", "ema"] | None = None
     """Which weights are evaluated; null takes the average where one is kept."""
-    sampler: Sampler | None = None
+    sampler: AnySampler | None = None
     """null: the model's deployed sampler."""
     judge: JudgeSection | None = None
     """null: the training judge, which needs allow_same_judge."""
@@ -244,6 +274,7 @@ class TrainConfig(Section):
     judge: JudgeSection = JudgeSection()
     rollout: RolloutSection = RolloutSection()
     reward: RewardSection = RewardSection()
+    filter: FilterSection = FilterSection()
     advantage: AdvantageSection = AdvantageSection()
     loss: LossSection = LossSection()
     optim: OptimSection = OptimSection()
@@ -267,4 +298,6 @@ class TrainConfig(Section):
     @property
     def kl_name(self) -> str:
         """The KL in use."""
+        if self.loss.kl is None and self.rollout.sampler.kind == "tokens":
+            return "k3"
         return self.loss.kl or ("velocity" if self.loss.name == "nft" else "mu_no_dt")

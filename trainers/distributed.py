@@ -6,8 +6,8 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeVar
@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from mmrubric.errors import InputError, RunError
+from pipelines import shards
 
 T = TypeVar("T")
 Placement = Literal["spread", "whole"]
@@ -94,10 +96,11 @@ def canonical(items: Iterable[T], key: Callable[[T], tuple[Any, ...]]) -> list[T
 
 
 def param_checksum(parameters: Iterable[torch.Tensor]) -> float:
-    """A number that nearly any change of any value changes; equal for equal weights on equal machines."""
+    """A number that nearly any change of any value changes; equal for equal weights on equal machines. A collective
+    where parameters are sharded: each is gathered for its moment, so that ranks compare what they would run."""
     total = 0.0
     for position, parameter in enumerate(parameters, 1):
-        values = parameter.detach().double()
+        values = shards.full(parameter.detach()).double()
         total += position * float(values.sum()) + float(values.square().sum())
     return total
 
@@ -156,13 +159,30 @@ class Dist:
         self._state.wait_for_everyone()
 
     def no_sync(self, module: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Let gradients accumulate without averaging them over ranks yet."""
-        return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+        """Let gradients accumulate without averaging them over ranks yet.
+
+        Of a sharded module only where part of it is frozen (LoRA): gradients that are not averaged are whole on every
+        rank, and those of a full model are what sharding is there to avoid.
+        """
+        if isinstance(module, DistributedDataParallel):
+            return module.no_sync()
+        if isinstance(module, FSDPModule) and any(not p.requires_grad for p in module.parameters()):
+            return _unreduced(module)
+        return nullcontext()
 
     def checksum_spread(self, parameters: Iterable[torch.Tensor]) -> float:
         """`dist/param_checksum_spread`: largest minus smallest checksum over ranks; 0 when all agree."""
         sums = self.gather([param_checksum(parameters)])
         return max(sums) - min(sums)
+
+
+@contextmanager
+def _unreduced(module: FSDPModule) -> Iterator[None]:
+    module.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        module.set_requires_gradient_sync(True)
 
 
 def has_accelerator() -> bool:

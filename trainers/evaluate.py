@@ -23,7 +23,7 @@ from mmrubric.rubric import Rubric
 from mmrubric.scores import PassSummary, ScoreTable
 from mmrubric.verdict import Verdict
 from pipelines import seeds
-from pipelines.policy import Policy, Sampler
+from pipelines.policy import AnySampler, Policy
 from trainers.distributed import Dist, split_rows
 from trainers.judge_worker import JudgeWorker, check_failures
 from trainers.metrics import describe_sampler, table_metrics
@@ -55,7 +55,7 @@ class EvalResult:
     items: tuple[EvalItem, ...]
     """[P * samples], by prompt and sample."""
     judge_id: str
-    sampler: Sampler
+    sampler: AnySampler
     weights: str
     """raw or ema."""
     step: int
@@ -148,7 +148,7 @@ def evaluate(
     rubrics: Sequence[Rubric],
     worker: JudgeWorker,
     *,
-    sampler: Sampler | None = None,
+    sampler: AnySampler | None = None,
     samples: int = 1,
     seed: int = 0,
     batch: int = 32,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -217,11 +217,12 @@ def high_freq_energy(images: np.ndarray, cutoff: float = 0.25) -> float:
     return float(power[:, radius > cutoff].sum(1).mean())
 
 
-def relative_distance(pairs: Iterable[tuple[Any, Any]]) -> float:
+def relative_distance(pairs: Iterable[tuple[Any, Any]], total: Callable[[float], float] = float) -> float:
     """||a - b|| / ||b|| over all pairs of arrays (numpy or detached torch); NaN when there are none or b is
-    0."""
+    0. `total` sums over the ranks where the arrays are parts."""
     gap = size = 0.0
     for a, b in pairs:
         gap += float(((a - b) ** 2).sum())
         size += float((b**2).sum())
+    gap, size = total(gap), total(size)
     return math.sqrt(gap / size) if size > 0 else math.nan

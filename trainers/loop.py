@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from mmrubric import advantage, aggregate
+from mmrubric import advantage, aggregate, filters
 from mmrubric.config import config_hash, save_config
 from mmrubric.errors import InputError, RunError
-from mmrubric.record import RunRecord, SampleRow
+from mmrubric.record import RunRecord
+from pipelines import shards
 from trainers import checks, parts, rollouts
 from trainers.checkpoint import Checkpoint, CheckpointStore
 from trainers.config import TrainConfig
 from trainers.distributed import Dist, split_rows
+from trainers.drawing import Drawer, Drawn
 from trainers.evaluate import EvalResult, evaluate
 from trainers.guards import Guards, high_freq_energy, relative_distance
 from trainers.judge_worker import JudgeWorker, check_failures
@@ -33,9 +36,9 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """One training run. Use as a context manager: leaving it ends judges, trackers and files.
 
-    `run(n)` makes n steps, so that a schedule may change prompts, rubrics or aggregator in between;
-    `snapshot()` and
-    `restore()` hold everything that the next step depends on.
+    `run(n)` makes n steps, so that a schedule may change prompts, rubrics or aggregator in between (with `rollout.late`
+    the next step's prompts are chosen by then); `snapshot()` and `restore()` hold everything that the next step depends
+    on.
 
     Args:
         config: the settings.
@@ -63,12 +66,23 @@ class Trainer:
         self.advantage = advantage.build(config.advantage.name, **checks.advantage_options(config))
         self.loss, self.kl, self.decay = checks.loss_of(config), checks.kl_of(config), checks.decay_of(config)
         self.updater = Updater(
-            self.policy, self.loss, self.kl, config.optim, config.loss, config.model.precision, self.dist
+            self.policy,
+            self.loss,
+            self.kl,
+            config.optim,
+            config.loss,
+            config.model.precision,
+            self.dist,
+            config.rollout.importance_cap,
         )
+        self.filters = filters.Chain(config.filter.use)
+        self.drawer = Drawer(config, self.policy, self.loss, self.prompts, self.rubrics, self.filters, self.shard)
         self.guards = Guards(config.guards)
         self.invariants = Invariants(self._limits(), config.run.strict)
         self.done = 0
         """Finished steps."""
+        self._last = config.run.steps
+        """Steps after which the present `run` ends."""
         self.stopped = ""
         """Why the run ended early, or empty."""
         self.last: dict[str, float] = {}
@@ -84,7 +98,7 @@ class Trainer:
     def run(self, n: int | None = None) -> int:
         """Make n more steps (None = up to run.steps) and write the last checkpoint; returns the finished
         steps."""
-        last = self.config.run.steps if n is None else self.done + n
+        last = self._last = self.config.run.steps if n is None else self.done + n
         if self.config.eval.every and self.done == 0:
             self.evaluate()
         saved = self.done
@@ -103,16 +117,9 @@ class Trainer:
     def step(self) -> dict[str, float]:
         """Sample, judge, aggregate, advantages, update, log. Returns the metrics; the same on all ranks."""
         config, step, began = self.config, self.done, time.perf_counter()
-        epoch, prompts = self.prompts.epoch, self.prompts.take()
-        rubrics = self.rubrics.of(prompts)
-
-        sampled = rollouts.draw(
-            self.policy, prompts, rubrics, self.shard, self.worker, sampler=config.rollout.sampler,
-            record=self.loss.record, run_seed=config.run.seed, step=step, batch=config.rollout.batch_size,
-            weights="old" if self.loss.kind == "forward" and config.loss.sample_with == "old" else None,
-        )  # fmt: skip
+        drawn = self.drawer.next(step, self._last, self.worker)
         sampled_in = time.perf_counter() - began
-        judged = rollouts.gather(sampled, self.dist)
+        judged = rollouts.gather(drawn.sampled, self.dist, f"step {step}")
         waited_in = time.perf_counter() - began - sampled_in
         failed = check_failures(
             [verdict for row in judged for verdict in row.verdicts],
@@ -121,29 +128,36 @@ class Trainer:
         )
 
         permute = (config.run.seed, step) if config.advantage.permute_within_groups else None
-        tables = rollouts.tabulate(judged, rubrics, permute=permute)
-        groups = rollouts.reward(tables, prompts, self.aggregator, step, epoch)
+        tables = rollouts.tabulate(judged, drawn.rubrics, permute=permute)
+        groups = rollouts.reward(tables, drawn.prompts, self.aggregator, step, drawn.plan.epoch)
+        trained = self.filters.keep(groups)
+        self.filters.observe(groups, rollouts.contexts_of(drawn.prompts, step, drawn.plan.epoch))
         deserved = rollouts.deserve(
-            groups, self.advantage, config.rollout, run_seed=config.run.seed, tie_weight=self.loss.tie_weight
-        )
+            groups, self.advantage, config.rollout, run_seed=config.run.seed, tie_weight=self.loss.tie_weight,
+            trained=trained,
+        )  # fmt: skip
 
+        staleness = self.policy.version - drawn.plan.version
         stats = self.updater(
-            sampled.rollout, *deserved.of(self.shard), run_seed=config.run.seed, step=step,
+            drawn.sampled.rollout, *deserved.of(self.shard), run_seed=config.run.seed, step=step,
             sampled_at=self._sampled_at(), rate=decayed(step, config.run.steps, config.optim.decay),
         )  # fmt: skip
         self._follow(step)
-        if self.prompts.epoch > epoch:
+        if drawn.plan.ends_epoch:
             self.aggregator.end_epoch()
         self.done += 1
 
-        seconds = {
+        metrics = self._measure(drawn, groups, stats) | {
+            "judge/fail_rate": failed,
+            "rollout/staleness": float(staleness),
+            "filter/dropped_groups": float((~trained).sum()),
+            "filter/banned_prompts": float(self.prompts.banned(self.filters.bans())),
             "time/sample": sampled_in,
             "time/judge_wait": waited_in,
             "time/step": time.perf_counter() - began,
         }
-        metrics = self._measure(sampled, groups, stats, prompts) | seconds | {"judge/fail_rate": failed}
-        metrics["time/images_per_second"] = len(judged) / seconds["time/step"]
-        self._log(step, metrics, judged, groups, sampled)
+        metrics["time/images_per_second"] = len(judged) / metrics["time/step"]
+        self._log(metrics, drawn, judged, groups)
         return metrics
 
     def evaluate(self, keep_images: bool = False, progress: Callable[[int, int], None] | None = None) -> EvalResult:
@@ -178,12 +192,14 @@ class Trainer:
             self.policy.update_ema(self.config.ema.decay)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that the next step depends on. A collective."""
+        """Everything that the next step depends on. A collective; shards come together on rank 0."""
         return {
             "step": self.done,
-            "policy": self.policy.state_dict(),
-            "updater": self.updater.state_dict(),
+            "policy": shards.gathered(self.policy.state_dict()),
+            "updater": shards.gathered(self.updater.state_dict()),
             "prompts": self.prompts.state_dict(),
+            "drawer": self.drawer.state_dict(),
+            "filters": self.filters.state_dict(),
             "aggregator": self.aggregator.state_dict(),
             "guards": self.guards.state_dict(),
             "rubrics": self.rubrics.state_dict(),
@@ -201,6 +217,8 @@ class Trainer:
         self.policy.load_state_dict(state["policy"])
         self.updater.load_state_dict(state["updater"])
         self.prompts.load_state_dict(state["prompts"])
+        self.drawer.load_state_dict(state["drawer"])
+        self.filters.load_state_dict(state["filters"])
         self.aggregator.load_state_dict(state["aggregator"])
         self.guards.load_state_dict(state["guards"])
         self.rubrics.load_state_dict(state["rubrics"])
@@ -231,12 +249,9 @@ class Trainer:
 
     def export(self) -> None:
         """Write the weights to `<run>/model`, loadable by plain diffusers: the average where one is kept."""
-        if self.dist.main:
-            if self.config.ema.decay is None:
+        if self.dist.main or shards.is_sharded(self.policy.module):
+            with nullcontext() if self.config.ema.decay is None else self.policy.weights("ema"):
                 self.policy.save_pretrained(str(self.directory / "model"))
-            else:
-                with self.policy.weights("ema"):
-                    self.policy.save_pretrained(str(self.directory / "model"))
         self.dist.barrier()
 
     def _starting_point(self) -> Checkpoint | None:
@@ -266,14 +281,12 @@ class Trainer:
             and (config.loss.old_schedule == "type1" or optim.updates_per_rollout * optim.epochs > 1),
         )
 
-    def _measure(
-        self, sampled: rollouts.Sampled, groups: list[Any], stats: UpdateStats, prompts: list[Any]
-    ) -> dict[str, float]:
+    def _measure(self, drawn: Drawn, groups: list[Any], stats: UpdateStats) -> dict[str, float]:
         real = self.shard.real
-        stats.log.add("image/high_freq_energy", high_freq_energy(sampled.rollout.images[real]), len(real))
+        stats.log.add("image/high_freq_energy", high_freq_energy(drawn.sampled.rollout.images[real]), len(real))
         stats.log.add("loss/skipped_items", stats.skipped, reduction="sum")
         metrics = stats.log.reduce(self.dist)
-        metrics |= group_metrics([group.rewards for group in groups], [prompt.id for prompt in prompts])
+        metrics |= group_metrics([group.rewards for group in groups], list(drawn.plan.prompt_ids))
         metrics |= table_metrics([group.table for group in groups])
         if isinstance(self.advantage, advantage.rpo.Rpo):
             metrics |= pair_metrics([v for group in groups for _, _, v in self.advantage.pairs(group)])
@@ -281,48 +294,34 @@ class Trainer:
         if self.dist.world > 1:
             metrics["dist/param_checksum_spread"] = self.dist.checksum_spread(self.updater.parameters)
         state = self.policy.state_dict() if self.config.ema.decay is not None else {}
-        pairs = [(state[f"trainable/{n[4:]}"], v) for n, v in state.items() if n.startswith("ema/")]
+        total = self.dist.sum if shards.is_sharded(self.policy.module) else float
+        pairs = [
+            (shards.local(state[f"trainable/{n[4:]}"]), shards.local(v))
+            for n, v in state.items()
+            if n.startswith("ema/")
+        ]
         report = self.guards.update(
             self.done,
             reward=metrics["reward/mean"],
             kl=metrics.get(f"loss/kl_{self.kl.name}") if self.kl.active else None,
-            ema_distance=relative_distance(pairs) if pairs else None,
+            ema_distance=relative_distance(pairs, total) if pairs else None,
             high_freq=metrics["image/high_freq_energy"],
         )
         metrics |= report.metrics
         if report.stop:
             self.stopped = "; ".join(str(fired) for fired in report.fired if fired.action == "stop")
+        elif (left := self.prompts.left(self.filters.bans())) < self.prompts.per_step:
+            self.stopped = f"the filters banned all but {left} prompts, a step needs {self.prompts.per_step}"
         if report.fired and self.config.run.strict:
             raise RunError(f"step {self.done}: " + "; ".join(map(str, report.fired)) + " (strict: true)")
         self.last = metrics
         return metrics
 
-    def _log(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        judged: list[rollouts.Judged],
-        groups: list[Any],
-        sampled: rollouts.Sampled,
-    ) -> None:
+    def _log(self, metrics: dict[str, float], drawn: Drawn, judged: list[rollouts.Judged], groups: list[Any]) -> None:
+        step, rollout = drawn.plan.step, drawn.sampled.rollout
         self.invariants.check(step, metrics)
         if self.record is not None:
-            rewards = {id: r for group in groups for id, r in zip(group.table.sample_ids, group.rewards, strict=True)}
-            rubrics = [group.table.rubric for group in groups]
-            hashes, ids = [rubric.hash for rubric in rubrics], self.prompts.at(step)
-            self.record.append(
-                [
-                    SampleRow(
-                        step=step, prompt_id=self.prompts.prompts.prompts[ids[row.prompt_row]].id,
-                        prompt_row=row.prompt_row, rubric_hash=hashes[row.prompt_row],
-                        sample_id=row.sample_id,
-                        sample_hash=row.image_hash, judge_id=self.worker.judge.id, verdicts=row.verdicts,
-                        policy_version=sampled.rollout.policy_version, reward=rewards[row.sample_id],
-                    )
-                    for row in judged
-                ],
-                rubrics,
-            )  # fmt: skip
+            self.record.append(drawn.rows(judged, groups, self.worker.judge.id), drawn.rubrics)
         self.tracking.log(step, metrics)
         self.tracking.progress(
             self.done, reward=metrics["reward/mean"], strict=metrics["reward/strict_completion"],
@@ -331,7 +330,6 @@ class Trainer:
         every = self.config.tracking.images_every
         if every and step % every == 0:
             shown = self.shard.real[: self.config.tracking.images]
-            rollout = sampled.rollout
             captions = [rollout.prompts[rollout.prompt_index[i]].text for i in shown]
             self.tracking.images(step, "rollout", rollout.images[shown], captions)
 

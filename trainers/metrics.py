@@ -20,7 +20,7 @@ from mmrubric.group import PairVerdict
 from mmrubric.scores import ScoreTable, summarize
 
 if TYPE_CHECKING:
-    from pipelines.policy import Sampler
+    from pipelines.policy import AnySampler
     from trainers.distributed import Dist
 
 logger = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ def add_replay(log: Means, log_prob: Any, old_log_prob: Any, steps: Any, weight:
         log: where to add.
         log_prob: [n].
         old_log_prob: [n].
-        steps: [n], step index of each item.
+        steps: [n], step index of each item; None = none (tokens), then no rows per step.
         weight: [n] or scalar.
     """
     difference = to_numpy(log_prob) - to_numpy(old_log_prob)
@@ -170,6 +170,8 @@ def add_replay(log: Means, log_prob: Any, old_log_prob: Any, steps: Any, weight:
     for reduction in ("mean", "max"):
         log.add(f"replay/logprob_absdiff_{reduction}", gap, w, reduction)
         log.add(f"replay/ratio_{reduction}", ratio, w, reduction)
+    if steps is None:
+        return
     index = to_numpy(steps).astype(int)
     for step in np.unique(index):
         at = index == step
@@ -253,8 +255,12 @@ def _share(flags: np.ndarray) -> float:
     return float(np.mean(flags)) if flags.size else math.nan
 
 
-def describe_sampler(sampler: Sampler) -> str:
+def describe_sampler(sampler: AnySampler) -> str:
     """Text of `eval/sampler`: name, steps and guidance of the sampler used."""
+    if sampler.kind == "tokens":
+        cuts = f", top-k {sampler.top_k}" if sampler.top_k else ""
+        cuts += f", top-p {sampler.top_p:g}" if sampler.top_p < 1 else ""
+        return f"tokens, temperature {sampler.temperature:g}, guidance {sampler.guidance:g}{cuts}"
     noise = sampler.noise if sampler.noise == "ode" else f"{sampler.noise} {sampler.level:g}"
     return f"{noise}, {sampler.steps} steps, guidance {sampler.guidance:g}, shift {sampler.shift:g}"
 

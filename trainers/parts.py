@@ -3,8 +3,9 @@ load."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,11 @@ from mmrubric.judging import Judge
 from mmrubric.prompt import Prompt
 from mmrubric.rubric import Rubric
 from mmrubric.store import Store
+from pipelines import shards
 from pipelines.diffusion import FlowPolicy
-from pipelines.load import read_index, resolve
+from pipelines.load import check_sampler, provides, read_index, resolve
 from pipelines.policy import Policy
-from trainers import checks, prompts
+from trainers import checks, prompts, sharding
 from trainers.config import JudgeSection, TrainConfig
 from trainers.distributed import check_processes, prepare_environment
 from trainers.judge_worker import refuse_same_judge
@@ -32,11 +34,12 @@ from trainers.prompts import PromptSampler, PromptSet
 
 
 class RubricBook:
-    """One rubric per prompt text, written once per run and the same on all ranks.
+    """One rubric per prompt text, or per prompt where a source picture says what the text is about; written once per
+    run and the same on all ranks.
 
     Args:
         generator: writes what is not known; None = an unknown prompt is an error.
-        known: rubrics written before.
+        known: rubrics written before, for every prompt with their text.
         check: raises InputError where the aggregator cannot use a rubric.
         main: whether this rank writes (rank 0); the others receive.
     """
@@ -51,8 +54,9 @@ class RubricBook:
     ) -> None:
         self.generator, self.check, self.main, self.world = generator, check, main, world
         self._of: dict[str, Rubric] = {}
+        self._known = {rubric.prompt for rubric in known}
         for rubric in known:
-            self._add(rubric)
+            self._add(rubric.prompt, rubric)
 
     def of(self, shown: Sequence[Prompt]) -> list[Rubric]:
         """The rubric of each prompt. A collective where some are new.
@@ -61,11 +65,16 @@ class RubricBook:
             InputError: no generator and no rubric, the generator refuses the prompt, or the aggregator the
             rubric.
         """
-        new = {prompt.text: prompt for prompt in shown if prompt.text not in self._of}
+        keys = [self._key(prompt) for prompt in shown]
+        new = {key: prompt for key, prompt in zip(keys, shown, strict=True) if key not in self._of}
         if new:
-            for rubric in self._write(list(new.values())):
-                self._add(rubric)
-        return [self._of[prompt.text] for prompt in shown]
+            for key, rubric in zip(new, self._write(list(new.values())), strict=True):
+                self._add(key, rubric)
+        return [self._of[key] for key in keys]
+
+    def _key(self, prompt: Prompt) -> str:
+        alone = not prompt.sources or prompt.text in self._known
+        return prompt.text if alone else f"{prompt.id}\n{prompt.text}"
 
     def _write(self, new: list[Prompt]) -> list[Rubric]:
         if self.generator is None:
@@ -83,18 +92,18 @@ class RubricBook:
             raise InputError(written[1])
         return written[0]
 
-    def _add(self, rubric: Rubric) -> None:
+    def _add(self, key: str, rubric: Rubric) -> None:
         if self.check is not None:
             try:
                 self.check(rubric)
             except InputError as error:
                 raise InputError(f"rubric of {rubric.prompt!r}: {error}") from None
-        self._of[rubric.prompt] = rubric
+        self._of[key] = rubric
 
     def state_dict(self) -> dict[str, Any]:
-        """All rubrics with their hashes, as JSON."""
+        """All rubrics with their keys and hashes, as JSON."""
         rubrics = [rubric.model_dump(mode="json", exclude_defaults=True) for rubric in self._of.values()]
-        return {"rubrics": rubrics, "hashes": [rubric.hash for rubric in self._of.values()]}
+        return {"keys": list(self._of), "rubrics": rubrics, "hashes": [rubric.hash for rubric in self._of.values()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the same rubrics.
@@ -102,15 +111,15 @@ class RubricBook:
         Raises:
             InputError: a hash does not fit, so the checkpoint was edited.
         """
-        for data, key in zip(state["rubrics"], state["hashes"], strict=True):
+        for key, data, digest in zip(state["keys"], state["rubrics"], state["hashes"], strict=True):
             rubric = Rubric.parse(data, "checkpoint")
-            if rubric.hash != key:
+            if rubric.hash != digest:
                 raise InputError(f"checkpoint: the rubric of {rubric.prompt!r} is not the one that was trained with")
-            if (mine := self._of.get(rubric.prompt)) is not None and mine.hash != key:
+            if (mine := self._of.get(key)) is not None and mine.hash != digest:
                 raise InputError(
                     f"rubric.file: the rubric of {rubric.prompt!r} changed since the checkpoint; start a new run"
                 )
-            self._of[rubric.prompt] = rubric
+            self._of[key] = rubric
 
 
 @dataclass
@@ -137,9 +146,10 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     """The accelerator of this process.
 
     Raises:
-        InputError: not as many processes as run.processes started.
+        InputError: not as many processes as run.processes started, or a launch that asks for what cannot be done.
     """
     check_processes(config.run.processes)
+    check_launch(config)
     prepare_environment()
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
@@ -147,7 +157,40 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     # numbers.
     kwargs = DistributedDataParallelKwargs(broadcast_buffers=False)
     trackers: list[Any] = list(config.tracking.trackers)
-    return Accelerator(log_with=trackers or None, project_dir=str(config.run.directory), kwargs_handlers=[kwargs])
+    with sharding.hidden():
+        accelerator = Accelerator(
+            mixed_precision="no",
+            log_with=trackers or None,
+            project_dir=str(config.run.directory),
+            kwargs_handlers=[kwargs],
+        )
+    if accelerator.num_processes != config.run.processes:
+        raise InputError(
+            f"{config.run.processes} processes started, but accelerate joined {accelerator.num_processes} of them: "
+            "on a machine without an accelerator set ACCELERATE_USE_CPU=true"
+        )
+    return accelerator
+
+
+def check_launch(config: TrainConfig) -> sharding.Asked:
+    """What `accelerate launch` asked for, if it fits the configuration.
+
+    Raises:
+        InputError: it does not, or nobody drives it.
+    """
+    launched = sharding.asked()
+    shard = sharding.choose(config.model.shard, launched)
+    half = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if half not in ("no", config.model.precision):
+        raise InputError(
+            f"this launch asks for mixed_precision={half}, but model.precision={config.model.precision} decides it: "
+            "set the launch to 'no', or both to the same"
+        )
+    if shard == "fsdp2" and config.run.processes < 2:
+        raise InputError(f"sharding (fsdp2) over run.processes={config.run.processes} shards nothing: use 2 or more")
+    if shard == "fsdp2" and config.model.device is not None:
+        raise InputError(f"model.device={config.model.device} with sharding: each rank takes its own, leave it null")
+    return replace(launched, shard=shard)
 
 
 def make_judge(options: JudgeSection) -> Judge:
@@ -175,12 +218,16 @@ def read_inputs(
         InputError: anything that the user can mend.
     """
     loss, kl = checks.loss_of(config), checks.kl_of(config)
-    missing = (loss.outputs | kl.outputs) - FlowPolicy.provides
+    name = read_index(resolve(config.model.path))["_class_name"]
+    missing = (loss.outputs | kl.outputs) - provides(name, value_head="value" in loss.outputs)
     if missing:
         raise InputError(
-            f"loss.name={loss.name} needs {', '.join(sorted(missing))}, which this policy does not provide"
+            f"loss.name={loss.name} with loss.kl={config.kl_name} needs {', '.join(sorted(missing))}, which a {name} "
+            "does not provide"
         )
-    read_index(resolve(config.model.path))
+    for sampler in (config.rollout.sampler, config.eval.sampler):
+        if sampler is not None:
+            check_sampler(name, sampler)
     judge = judge or make_judge(config.judge)
     if eval_judge is None and config.eval.every:
         eval_judge = make_judge(config.eval.judge) if config.eval.judge is not None else judge
@@ -206,11 +253,13 @@ def read_inputs(
 
 
 def make_policy(config: TrainConfig, device: torch.device | str | None = None) -> Policy:
-    """The policy, with the weight copies that the configuration needs.
+    """The policy, with the weight copies that the configuration needs, in shards where these were asked for.
 
     Raises:
         InputError: the weights are not there, or nothing of them is trainable.
     """
+    launched = check_launch(config)
+    shard = sharding.sharder(torch.device(device or "cpu"), launched.blocks) if launched.shard == "fsdp2" else None
     policy = pipelines.load_policy(
         config.model.path,
         tune=config.model.tune,
@@ -220,7 +269,11 @@ def make_policy(config: TrainConfig, device: torch.device | str | None = None) -
         ema=config.ema.decay is not None,
         old=checks.loss_of(config).kind == "forward",
         reference=checks.kl_of(config).active,
+        previous=config.rollout.late,
         gradient_checkpointing=config.model.gradient_checkpointing,
+        engine=config.model.engine,
+        shard=shard,
+        value_head="value" in checks.loss_of(config).outputs,
     )
     if not policy.trainable_parameters():
         raise InputError(f"model.tune={config.model.tune}: no parameter of {config.model.path} is trainable")
@@ -245,7 +298,17 @@ def build(config: TrainConfig, *, judge: Judge | None = None, eval_judge: Judge 
     policy.check_prompts(inputs.prompts.prompts, config.rollout.sampler)
     if inputs.heldout is not None:
         policy.check_prompts(inputs.heldout.prompts, config.eval.sampler)
-    policy.wrap(accelerator.prepare)
+    if config.model.embedding_cache is not None or config.model.offload_encoders:
+        if not isinstance(policy, FlowPolicy):
+            raise InputError("model.embedding_cache and model.offload_encoders: this model has no frozen text encoder")
+        shown: list[tuple[PromptSet | None, Any]] = [
+            (inputs.prompts, config.rollout.sampler),
+            (inputs.heldout, config.eval.sampler),
+        ]
+        for found, sampler in shown:
+            policy.encode(found.prompts if found is not None else (), sampler)
+    if not shards.is_sharded(policy.module):
+        policy.wrap(accelerator.prepare)
     return Parts(**vars(inputs), accelerator=accelerator, policy=policy)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mmrubric.errors import InputError
+from mmrubric.errors import InputError, RunError
 from mmrubric.rubric import Prompt
 
 _SHAPES_COUNT = 1024
@@ -76,10 +77,11 @@ def load(spec: str | Path, count: int | None = None, seed: int = 0) -> PromptSet
 
     A `.jsonl` file has one object per line: `text` (or `prompt`), and optionally `id`, `negative`, `sources`
     (image paths, relative to the file). A `.txt` file has one prompt per line. A prompt without id is named
-    by the hash of its text. `shapes:train` and `shapes:heldout` draw prompts of the embedded world.
+    by the hash of its text. `shapes:train` and `shapes:heldout` draw prompts of the embedded world,
+    `shapes-edit:train` and `shapes-edit:heldout` draw edits with the pictures they are about.
 
     Args:
-        spec: path, or `shapes:<split>`.
+        spec: path, `shapes:<split>` or `shapes-edit:<split>`.
         count: number of prompts; the first ones of a file (None = all), or as many drawn (None = 1,024).
         seed: of the draw; no effect on files, which keep their order.
 
@@ -90,16 +92,21 @@ def load(spec: str | Path, count: int | None = None, seed: int = 0) -> PromptSet
     if count is not None and count < 1:
         raise InputError(f"{spec}: count {count} must be at least 1")
     text = str(spec)
-    if text.startswith("shapes:"):
+    world, _, split = text.partition(":")
+    if world in ("shapes", "shapes-edit"):
         # Imported here, so that runs on other prompts do not load the world.
         from mmrubric.shapes import draw_prompts
+        from mmrubric.shapes.edits import draw_edit_prompts
 
-        drawn = draw_prompts(text.removeprefix("shapes:"), _SHAPES_COUNT if count is None else count, seed)
-        return PromptSet.of(drawn, text)
+        draw = draw_prompts if world == "shapes" else draw_edit_prompts
+        return PromptSet.of(draw(split, _SHAPES_COUNT if count is None else count, seed), text)
     path = Path(text)
     readers = {".jsonl": _jsonl, ".txt": _txt}
     if path.suffix not in readers:
-        raise InputError(f"{text}: prompts come from a .jsonl or .txt file, or from shapes:train or shapes:heldout")
+        raise InputError(
+            f"{text}: prompts come from a .jsonl or .txt file, or from shapes:SPLIT or shapes-edit:SPLIT, "
+            "where SPLIT is train or heldout"
+        )
     if not path.is_file():
         raise InputError(f"{text}: no such file")
     try:
@@ -159,11 +166,11 @@ def _jsonl(file: str, number: int, line: str) -> Prompt:
 
 
 class PromptSampler:
-    """Epoch-shuffled prompts: which ones a step uses depends on (seed, step) only, never on ranks or on
-    history.
+    """Epoch-shuffled prompts: which ones a step uses depends on (seed, step) and on bans, never on ranks.
 
     Every prompt comes exactly once per epoch and never twice within a step. A step may span two epochs: the
-    head of the second is then reordered so that it repeats no prompt of that step.
+    head of the second is then reordered so that it repeats no prompt of that step. Banned prompts are passed over, so
+    that an epoch has fewer steps; one that then comes twice in a step waits for the next.
     """
 
     def __init__(self, prompts: PromptSet, per_step: int, seed: int = 0, shuffle: bool = True) -> None:
@@ -189,24 +196,61 @@ class PromptSampler:
         self.shuffle = shuffle
         self.step = 0
         """Step that `take` gives next."""
+        self._position = 0
+        """Place that `take` looks at next, in the epochs laid end to end."""
+        self._waiting: list[int] = []
+        """Indices that were passed since they were in the step already."""
         self._order = lru_cache(maxsize=4)(self._ordered)
 
     def at(self, step: int) -> list[int]:
-        """Indices of the prompts of a step, [per_step], prompt row by prompt row."""
-        start, total = step * self.per_step, len(self.prompts)
-        places = range(start, start + self.per_step)
-        return [int(self._order(place // total)[place % total]) for place in places]
+        """Indices of the prompts of a step without bans, [per_step], prompt row by prompt row."""
+        return [self._at(place) for place in range(step * self.per_step, (step + 1) * self.per_step)]
 
-    def take(self) -> list[Prompt]:
-        """Prompts of the present step; moves on by one step."""
-        chosen = [self.prompts.prompts[i] for i in self.at(self.step)]
+    def take(self, bans: Mapping[str, float] | None = None) -> list[Prompt]:
+        """Prompts of the present step; moves on by one step.
+
+        Args:
+            bans: by prompt id, the first epoch in which a banned prompt may be drawn, infinity = never. Bans that end
+                are waited for by passing over epochs.
+
+        Raises:
+            RunError: fewer prompts than a step needs are ever to be drawn again.
+        """
+        bans = bans or {}
+        if (left := self.left(bans)) < self.per_step:
+            raise RunError(f"{self.prompts.name}: all but {left} prompts are banned, a step needs {self.per_step}")
+        chosen: dict[int, None] = {}
+        waiting, self._waiting = self._waiting, []
+        while len(chosen) < self.per_step:
+            epoch = self.epoch
+            if waiting:
+                index = waiting.pop(0)
+            else:
+                index, self._position = self._at(self._position), self._position + 1
+            if index in chosen:
+                if index not in self._waiting:
+                    self._waiting.append(index)
+            elif epoch >= bans.get(self.prompts.prompts[index].id, 0):
+                chosen[index] = None
+        self._waiting += waiting
         self.step += 1
-        return chosen
+        return [self.prompts.prompts[index] for index in chosen]
+
+    def left(self, bans: Mapping[str, float]) -> int:
+        """Prompts that may be drawn now or in a later epoch; `bans` as in `take`."""
+        return len(self.prompts) - sum(map(math.isinf, bans.values()))
+
+    def banned(self, bans: Mapping[str, float]) -> int:
+        """Prompts that may not be drawn in the present epoch; `bans` as in `take`."""
+        return sum(epoch > self.epoch for epoch in bans.values())
 
     @property
     def epoch(self) -> int:
         """Epoch that the next step starts in."""
-        return self.step * self.per_step // len(self.prompts)
+        return self._position // len(self.prompts)
+
+    def _at(self, place: int) -> int:
+        return int(self._order(place // len(self.prompts))[place % len(self.prompts)])
 
     def _ordered(self, epoch: int) -> np.ndarray:
         total = len(self.prompts)
@@ -241,6 +285,8 @@ class PromptSampler:
         """Position, and what it is a position in."""
         return {
             "step": self.step,
+            "position": self._position,
+            "waiting": list(self._waiting),
             "seed": self.seed,
             "shuffle": self.shuffle,
             "per_step": self.per_step,
@@ -261,4 +307,5 @@ class PromptSampler:
                     f"checkpoint used {key}={state.get(key)!r} for its prompts, this run has {now[key]!r} "
                     f"({self.prompts.name}); resume with the same prompts and seed, or start a new run"
                 )
-        self.step = int(state["step"])
+        self.step, self._position = int(state["step"]), int(state["position"])
+        self._waiting = [int(index) for index in state["waiting"]]

@@ -25,7 +25,7 @@ from mmrubric.rubric import Rubric
 from mmrubric.scores import ScoreTable
 from mmrubric.verdict import Verdict
 from pipelines import seeds, windows
-from pipelines.policy import Policy, Rollout, Sampler
+from pipelines.policy import AnySampler, Policy, Rollout
 from trainers.config import RolloutSection
 from trainers.distributed import Dist, Shard
 from trainers.judge_worker import JudgeWorker, Verdicts
@@ -55,6 +55,11 @@ class Sampled:
     pending: list[tuple[list[int], Future[Verdicts]]] = field(default_factory=list)
     """Positions in `rollout`, and their verdicts to come."""
 
+    def cancel(self) -> None:
+        """Give up the verdicts."""
+        for _, future in self.pending:
+            future.cancel()
+
 
 @dataclass(frozen=True)
 class Deserved:
@@ -82,7 +87,7 @@ def draw(
     shard: Shard,
     worker: JudgeWorker,
     *,
-    sampler: Sampler,
+    sampler: AnySampler,
     record: frozenset[str],
     run_seed: int,
     step: int,
@@ -135,11 +140,11 @@ def draw(
     return Sampled(Rollout.merge(parts), shard, pending)
 
 
-def gather(sampled: Sampled, dist: Dist) -> list[Judged]:
+def gather(sampled: Sampled, dist: Dist, where: str) -> list[Judged]:
     """Wait for this rank's verdicts and bring all ranks' together, in canonical order. A collective.
 
     Raises:
-        RunError: judging broke off on some rank (all ranks raise, so none waits for ever).
+        RunError: judging broke off on some rank (all ranks raise, so none waits for ever); it begins with `where`.
     """
     judged = []
     rollout = sampled.rollout
@@ -161,7 +166,7 @@ def gather(sampled: Sampled, dist: Dist) -> list[Judged]:
     everything = dist.gather_rows(judged, key=lambda row: (row.prompt_row, row.sample))
     broken = [row for row in everything if row.error]
     if broken:
-        raise RunError(f"judging broke off on {len(broken)} of {len(everything)} images: {broken[0].error}")
+        raise RunError(f"{where}: judging broke off on {len(broken)} of {len(everything)} images: {broken[0].error}")
     return everything
 
 
@@ -192,12 +197,17 @@ def reward(
 ) -> list[Group]:
     """Tables of all ranks in canonical order to groups with rewards; a stateful aggregator sees them all
     first."""
-    contexts = [Context(step=step, epoch=epoch, prompt_id=prompt.id) for prompt in prompts]
+    contexts = contexts_of(prompts, step, epoch)
     aggregator.observe(tables, contexts)
     return [
         Group(rewards=aggregator(table, ctx), table=table, key=f"{step}/{row}/{ctx.prompt_id}")
         for row, (table, ctx) in enumerate(zip(tables, contexts, strict=True))
     ]
+
+
+def contexts_of(prompts: Sequence[Prompt], step: int, epoch: int) -> list[Context]:
+    """Where in the run the groups of a step come from."""
+    return [Context(step=step, epoch=epoch, prompt_id=prompt.id) for prompt in prompts]
 
 
 def deserve(
@@ -207,6 +217,7 @@ def deserve(
     *,
     run_seed: int,
     tie_weight: float = 1.0,
+    trained: np.ndarray | None = None,
 ) -> Deserved:
     """Advantages and weights of all samples, the same numbers on every rank.
 
@@ -216,13 +227,19 @@ def deserve(
         options: how many of the drawn samples are kept, and how.
         run_seed: seeds the random part of the selection.
         tie_weight: weight of a sample without anything to say; 0 where the loss would still pull on it (nft).
+        trained: [P] bool, groups that are trained on; the others have weight 0 and are in no statistic. None = all.
     """
-    kept = [_kept(group, options, run_seed) for group in groups]
+    chosen = [row for row in range(len(groups)) if trained is None or trained[row]]
+    kept = [_kept(groups[row], options, run_seed) for row in chosen]
     size = groups[0].size
     values, weights = np.zeros((len(groups), size)), np.zeros((len(groups), size))
     over_all = options.stats_over == "all"
-    results = advantage.compute(groups if over_all else [g.take(rows) for g, rows in zip(groups, kept, strict=True)])
-    for row, (rows, out) in enumerate(zip(kept, results, strict=True)):
+    results = []
+    if chosen:
+        results = advantage.compute(
+            [groups[row] if over_all else groups[row].take(rows) for row, rows in zip(chosen, kept, strict=True)]
+        )
+    for row, rows, out in zip(chosen, kept, results, strict=True):
         values[row, rows] = out.advantage[rows] if over_all else out.advantage
         weights[row, rows] = out.weight[rows] if over_all else out.weight
     weights[(values == 0) & (weights > 0)] *= tie_weight
@@ -239,6 +256,7 @@ def _kept(group: Group, options: RolloutSection, run_seed: int) -> np.ndarray:
         options.best,
         f"{run_seed}/{group.key}",
         options.rescue_variance,
+        worst=options.worst,
     ).rows
     # Where too few samples are known, unknown ones fill up: they have weight 0, and pairs need an even group.
     others = [row for row in range(group.size) if row not in chosen]

@@ -20,9 +20,11 @@ from rich.logging import RichHandler
 
 from mmrubric.config import load_config
 from mmrubric.errors import InputError, RunError
-from trainers import checks, parts
+from pipelines import windows
+from trainers import checks, outlook, parts
 from trainers.checkpoint import fingerprint
 from trainers.config import TrainConfig
+from trainers.distributed import started_processes
 from trainers.loop import Trainer
 
 logger = logging.getLogger(__name__)
@@ -73,12 +75,16 @@ def train(config: TrainConfig) -> dict[str, Any]:
         }
 
 
+@session()
 def plan(config: TrainConfig) -> dict[str, Any]:
-    """What a run would do, after every check that needs no weights."""
-    inputs = parts.read_inputs(config)
+    """What a run would do and take, after every check that needs no weights. All started ranks call it."""
+    config, told = outlook.as_started(config)
+    accelerator = parts.make_accelerator(config) if started_processes() > 1 else None
+    main = accelerator is None or accelerator.is_main_process
+    inputs = parts.read_inputs(config, main=main, world=config.run.processes if accelerator else 1)
     loss, rows = checks.loss_of(config), config.data.prompts_per_step * config.rollout.drawn
-    sampler = config.rollout.sampler
-    size = sampler.window.size if sampler.window is not None and sampler.window.size else sampler.steps - 1
+    sampler = windows.at(config.rollout.sampler, config.run.seed, 0)
+    size = 1 if sampler.kind == "tokens" else len(windows.stochastic_steps(sampler))
     return {
         "directory": str(config.run.directory),
         "fingerprint": fingerprint(config.model_dump(mode="json")),
@@ -89,11 +95,14 @@ def plan(config: TrainConfig) -> dict[str, Any]:
         * config.rollout.group_size
         * (config.loss.levels if loss.kind == "forward" else size),
         "updates_per_step": config.optim.updates_per_rollout * config.optim.epochs,
+        "staleness": int(config.rollout.late),
         "prompts": len(inputs.prompts),
         "heldout": len(inputs.heldout) if inputs.heldout is not None else 0,
         "judge": inputs.judge.id,
         "eval_judge": inputs.eval_judge.id if inputs.eval_judge is not None else None,
-        "warnings": checks.warnings(config),
+        **outlook.of(config, inputs, accelerator),
+        "warnings": [*checks.warnings(config), *told],
+        "main": main,
     }
 
 
@@ -124,6 +133,15 @@ def run(config: Path, overrides: Sequence[str] = (), *, dry_run: bool = False, a
     except RunError as error:
         console.print(f"failed: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
+    except RuntimeError as error:
+        if not lost_rank(error):
+            raise
+        console.print(
+            f"failed: the connection to another rank is lost, see what that rank printed ({error}); continue with "
+            "run.resume=auto",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        return 1
     except KeyboardInterrupt:
         console.print("interrupted: nothing half was written; continue with run.resume=auto", highlight=False)
         return INTERRUPTED
@@ -131,9 +149,23 @@ def run(config: Path, overrides: Sequence[str] = (), *, dry_run: bool = False, a
         if as_json:
             print(json.dumps(result))
         else:
-            for key, value in result.items():
-                console.print(f"{key}: {value}", markup=False, highlight=False, soft_wrap=True)
+            for line in _lines(result):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def lost_rank(error: RuntimeError) -> bool:
+    """Whether a collective broke because another rank is gone. gloo has no type of its own for that."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+
+
+def _lines(result: dict[str, Any], indent: str = "") -> Iterator[str]:
+    for key, value in result.items():
+        if isinstance(value, dict):
+            yield f"{indent}{key}:"
+            yield from _lines(value, indent + "  ")
+        else:
+            yield f"{indent}{key}: {value}"
 
 
 if __name__ == "__main__":

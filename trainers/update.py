@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from mmrubric.errors import RunError
-from pipelines import seeds
-from pipelines.policy import Policy, Rollout, StepOut
+from pipelines import seeds, shards
+from pipelines.policy import Policy, Rollout, StepOut, TokenSampler
+from trainers import losses
 from trainers.config import LossSection, OptimSection
 from trainers.distributed import Dist
-from trainers.losses import Batch, Loss, weighted_sum
+from trainers.losses import Batch, Loss, LossOut, weighted_sum
 from trainers.losses.kl import KL
 from trainers.metrics import Means, add_replay
 
@@ -77,6 +78,8 @@ class Updater:
         optim, options: the sections of the configuration.
         precision: fp16 scales the gradients.
         dist: the ranks.
+        importance_cap: largest weight of a sample (token) by the ratio of the policy before the update to what
+            sampled it.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class Updater:
         options: LossSection,
         precision: str = "fp32",
         dist: Dist | None = None,
+        importance_cap: float = 3.0,
     ) -> None:
+        self.importance_cap = importance_cap
         self.policy, self.loss, self.kl, self.dist = policy, loss, kl, dist or Dist()
         self.optim, self.options = optim, options
         named = policy.trainable_parameters()
@@ -125,12 +130,14 @@ class Updater:
             sampled_at: rows per forward of the rollout; 0 = they varied.
             rate: factor of the learning rate.
         """
-        recompute = self._recompute(sampled_at)
+        recompute = self._recompute(rollout, sampled_at)
         items, trained, live = self._items(rollout, advantage, weight, run_seed, step)
         exact = self.loss.kind == "replay" and not recompute and sampled_at == self.optim.batch_size
         plans = [self._plan(items, trained & chunk, live & chunk, exact) for chunk in self._chunks(rollout, items)]
         stats = UpdateStats(Means(), skipped=int((trained & ~live).sum()) if self.options.skip_zero else 0)
         self._prepare(rollout, items, plans, recompute)
+        if recompute and any(plan.microbatches for plan in plans) and self._sampled_otherwise(rollout):
+            self._weigh(rollout, items, plans, stats.log)
         for epoch in range(self.optim.epochs):
             for plan in plans:
                 if plan.microbatches:
@@ -146,12 +153,12 @@ class Updater:
         self, rollout: Rollout, advantage: np.ndarray, weight: np.ndarray, run_seed: int, step: int
     ) -> tuple[Items, Tensor, Tensor]:
         """All items of this rank, which are trained (weight > 0), and which have a gradient at all."""
-        forward = self.loss.kind == "forward"
-        per_row = self.options.levels if forward else len(rollout.steps)
+        forward, whole = self.loss.kind == "forward", rollout.sampler.kind == "tokens"
+        per_row = self.options.levels if forward else 1 if whole else len(rollout.steps)
         rows = torch.arange(len(rollout)).repeat_interleave(per_row)
         steps = torch.arange(per_row).repeat(len(rollout))
         of_rows = torch.as_tensor(weight, dtype=torch.float32)[rows]
-        if rollout.mask is not None and not forward:
+        if rollout.mask is not None and not forward and not whole:
             of_rows = of_rows * rollout.mask.cpu()[rows, steps]
         wanted = torch.as_tensor(advantage, dtype=torch.float32)[rows]
         trained = of_rows > 0
@@ -159,6 +166,8 @@ class Updater:
         if self.loss.skips_zero_advantage and not self.kl.active:
             live &= wanted != 0
         batch = Batch(advantage=wanted.to(self.device), weight=of_rows.to(self.device))
+        if whole and rollout.mask is not None:
+            batch.mask = rollout.mask.to(self.device)
         if forward:
             batch.x0 = rollout.samples[rows.to(rollout.samples.device)]
             batch.t = noise_levels(rollout, self.options.levels, run_seed, step)
@@ -198,32 +207,57 @@ class Updater:
             weights.append(weight)
         return Plan(parts, weights, normaliser)
 
-    def _recompute(self, sampled_at: int) -> bool:
+    def _recompute(self, rollout: Rollout, sampled_at: int) -> bool:
+        """Whether old log-probs come from the policy before the update. Tokens: their sampling has other kernels."""
         if self.loss.kind == "forward" or self.options.old_log_prob == "recorded":
             return False
-        return self.options.old_log_prob == "recompute" or sampled_at != self.optim.batch_size
+        other = rollout.sampler.kind == "tokens" or self._sampled_otherwise(rollout)
+        return other or self.options.old_log_prob == "recompute" or sampled_at != self.optim.batch_size
+
+    def _sampled_otherwise(self, rollout: Rollout) -> bool:
+        """Whether earlier weights, or other logits than the trained ones, drew the samples."""
+        sampler = rollout.sampler
+        other = isinstance(sampler, TokenSampler) and sampler.guidance_mode == "cond_is"
+        return other or rollout.policy_version < self.policy.version
 
     @torch.no_grad()
     def _prepare(self, rollout: Rollout, items: Items, plans: list[Plan], recompute: bool) -> None:
         """Fill the batch with all that comes from the rollout, the old policy and the reference."""
         batch, needs = items.batch, self.loss.needs | self.kl.needs
         if self.loss.kind == "replay":
-            where = (items.rows, items.steps)
+            where = (items.rows,) if rollout.sampler.kind == "tokens" else (items.rows, items.steps)
             for name, source in (("old_log_prob", rollout.log_probs), ("old_mean", rollout.means),
                                  ("state", rollout.states), ("action", rollout.actions)):  # fmt: skip
                 if name in needs and not (recompute and name.startswith("old_")):
                     assert source is not None
                     setattr(batch, name, source[tuple(index.to(source.device) for index in where)])
             if recompute:
-                names = {"old_log_prob": "log_prob", "old_mean": "mean"}
+                names = {"old_log_prob": "log_prob", "old_mean": "mean", "old_value": "value"}
                 self._run(rollout, items, plans, {k: v for k, v in names.items() if k in needs})
         elif "velocity_old" in needs:
             with self.policy.weights("old"):
                 self._run(rollout, items, plans, {"velocity_old": "velocity"})
-        reference = {"mean_ref": "mean", "velocity_ref": "velocity"}
+        reference = {"mean_ref": "mean", "velocity_ref": "velocity", "log_prob_ref": "log_prob"}
         if wanted := {k: v for k, v in reference.items() if k in needs}:
             with self.policy.weights("reference"):
                 self._run(rollout, items, plans, wanted)
+
+    def _weigh(self, rollout: Rollout, items: Items, plans: list[Plan], log: Means) -> None:
+        """Importance weights min(exp(log p_before - log p_sampled), cap) of decoupled PPO (arXiv 2110.00641), of flow
+        models by their log-probs as everywhere, means over latent dimensions."""
+        batch = items.batch
+        assert batch.old_log_prob is not None and rollout.log_probs is not None and batch.weight is not None
+        where = (items.rows,) if rollout.sampler.kind == "tokens" else (items.rows, items.steps)
+        sampled = rollout.log_probs[tuple(index.to(rollout.log_probs.device) for index in where)]
+        gap = batch.old_log_prob - sampled.to(self.device)
+        batch.importance = gap.exp().clamp(max=self.importance_cap)
+        done = torch.zeros(len(items), dtype=torch.bool, device=self.device)
+        for part in (part for plan in plans for part in plan.microbatches):
+            done[part.to(self.device)] = True
+        weight = batch.weight * done
+        per_item = losses.per_item(LossOut(-gap, {"importance": batch.importance}), batch.mask)
+        log.add("replay/sampled_kl", per_item.loss, weight)
+        log.add("loss/importance", per_item.metrics["importance"], weight)
 
     def _run(self, rollout: Rollout, items: Items, plans: list[Plan], wanted: dict[str, str]) -> None:
         """Forward all micro-batches under the present weights and keep outputs as fields of the batch."""
@@ -265,13 +299,27 @@ class Updater:
             log.add_all(out.metrics, weight)
             log.add("loss/value", total, weight)
             if first_pass and step.log_prob is not None:
-                add_replay(log, step.log_prob, batch.old_log_prob, rollout.steps[items.steps[part]], weight)
+                self._check_replay(log, rollout, step.log_prob, batch, items.steps[part], weight)
+
+    def _check_replay(
+        self, log: Means, rollout: Rollout, log_prob: Tensor, batch: Batch, steps: Tensor, weight: Tensor
+    ) -> None:
+        """The first pass against the log-probs that it starts from."""
+        if log_prob.ndim == 1:
+            add_replay(log, log_prob, batch.old_log_prob, rollout.steps[steps], weight)
+            return
+        assert batch.old_log_prob is not None
+        mask = torch.ones_like(log_prob) if batch.mask is None else batch.mask.to(log_prob.dtype)
+        each = (mask * weight.unsqueeze(1)).flatten()
+        add_replay(log, log_prob.flatten(), batch.old_log_prob.flatten(), None, each)
 
     def _step(self, rate: float) -> float:
         """Clip, step and clear; returns the gradient norm before clipping."""
         self.scaler.unscale_(self.optimizer)
         limit = math.inf if self.optim.grad_clip is None else self.optim.grad_clip
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+        norm = shards.full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
+        norm = float(norm)
         warm = self.optim.warmup
         for group in self.optimizer.param_groups:
             group["lr"] = self.optim.lr * rate * (min(1.0, (self.made + 1) / warm) if warm else 1.0)
@@ -294,7 +342,7 @@ class Updater:
 
     def load_state_dict(self, state: dict) -> None:
         """Inverse of `state_dict`."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(shards.optimizer_state(self.optimizer, state["optimizer"]))
         self.scaler.load_state_dict(state["scaler"])
         self.made = int(state["made"])
 

@@ -62,18 +62,8 @@ class ShapesJudge:
             if id(request.rubric) not in checked:
                 self._check_rubric(request.rubric)
                 checked.add(id(request.rubric))
-        pictures = [_pixels(request) for request in requests]
-        keys = [picture.tobytes() if isinstance(picture, np.ndarray) else None for picture in pictures]
-        distinct = {key: p for key, p in zip(keys, pictures, strict=True) if isinstance(p, np.ndarray)}
-        seen: list[Seen] = []
-        stack = list(distinct.values())
-        for start in range(0, len(stack), _CHUNK):
-            seen += self._reader(np.stack(stack[start : start + _CHUNK]))
-        known = dict(zip(distinct, seen, strict=True))
-        return [
-            self._verdicts(request, known[key] if isinstance(picture, np.ndarray) else picture)
-            for request, picture, key in zip(requests, pictures, keys, strict=True)
-        ]
+        read = read_all(self._reader, [open_pixels(request.candidate) for request in requests])
+        return [self._verdicts(request, seen) for request, seen in zip(requests, read, strict=True)]
 
     def see(self, candidates: Sequence[images.ImageLike]) -> list[Seen]:
         """What pictures show, as this judge reads them.
@@ -125,11 +115,24 @@ def _verdict(sample: str, criterion: Criterion, seen: Seen) -> Verdict:
     return Verdict(sample, criterion.id, criterion.met_of(bool(answer)), reason=reason)
 
 
-def _pixels(request: JudgeRequest) -> np.ndarray | InputError:
+def open_pixels(image: images.ImageLike) -> np.ndarray | InputError:
+    """`to_pixels`, or why not."""
     try:
-        return to_pixels(request.candidate)
+        return to_pixels(image)
     except InputError as error:
         return error
+
+
+def read_all(reader: Reader, pictures: Sequence[np.ndarray | InputError]) -> list[Seen | InputError]:
+    """What pictures show; each distinct one is read once, and the errors of `open_pixels` stay what they are."""
+    keys = [picture.tobytes() if isinstance(picture, np.ndarray) else None for picture in pictures]
+    distinct = {key: p for key, p in zip(keys, pictures, strict=True) if isinstance(p, np.ndarray)}
+    seen: list[Seen] = []
+    stack = list(distinct.values())
+    for start in range(0, len(stack), _CHUNK):
+        seen += reader(np.stack(stack[start : start + _CHUNK]))
+    known = dict(zip(distinct, seen, strict=True))
+    return [p if isinstance(p, InputError) else known[key] for p, key in zip(pictures, keys, strict=True)]
 
 
 def to_pixels(image: images.ImageLike) -> np.ndarray:

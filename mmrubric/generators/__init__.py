@@ -18,6 +18,7 @@ from mmrubric.generators import (
     multi_role,
     rules_from_pairs,
     shapes,
+    shapes_edit,
     template,
 )
 from mmrubric.generators.base import RubricGenerator, registry
@@ -49,6 +50,7 @@ __all__ = [
     "registry",
     "rules_from_pairs",
     "shapes",
+    "shapes_edit",
     "tags",
     "template",
 ]

@@ -23,13 +23,14 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose direction is replaced by the nearest orthogonal matrix.
 
     Args:
-        params: matrices; those of one shape are handled together.
+        params: matrices, or kernels of convolutions [out, in, ...], which count as matrices [out, in * ...]; those of
+            one shape are handled together.
         lr: rate, on the scale of AdamW's.
         momentum: decay of the gradient's running mean, used the way of Nesterov.
         weight_decay: decoupled, as in AdamW.
 
     Raises:
-        ValueError: a parameter is not a matrix.
+        ValueError: a parameter has one dimension.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         for parameter in self.param_groups[0]["params"]:
-            if parameter.ndim != 2:
+            if parameter.ndim < 2:
                 raise ValueError(f"Muon takes matrices, not a parameter of shape {list(parameter.shape)}")
 
     @torch.no_grad()
@@ -49,9 +50,9 @@ class Muon(torch.optim.Optimizer):
                     by_shape.setdefault(parameter.shape, []).append(parameter)
             for shape, parameters in by_shape.items():
                 steps = orthogonal(torch.stack([self._direction(p, group["momentum"]) for p in parameters]))
-                size = group["lr"] * UPDATE_RMS * max(shape) ** 0.5
+                size = group["lr"] * UPDATE_RMS * max(steps.shape[1:]) ** 0.5
                 for parameter, step in zip(parameters, steps, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-size)
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(step.view(shape), alpha=-size)
 
     def _direction(self, parameter: nn.Parameter, momentum: float) -> Tensor:
         grad = parameter.grad
@@ -59,7 +60,7 @@ class Muon(torch.optim.Optimizer):
         state = self.state[parameter]
         mean = state.setdefault("mean", torch.zeros_like(parameter))
         mean.lerp_(grad, 1 - momentum)
-        return grad.lerp(mean, momentum)
+        return grad.lerp(mean, momentum).flatten(1)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -74,11 +75,12 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return x
 
 
-def muon_and_adamw(module: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices that map between activations, AdamW for embeddings, convolutions, biases and norms."""
+def muon_and_adamw(module: nn.Module, rate: float, kernels: bool = False) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices that map between activations, and with `kernels` for convolutions; AdamW for the rest:
+    embeddings, biases and norms."""
     tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     parameters = list(module.parameters())
-    matrices = [p for p in parameters if p.ndim == 2 and id(p) not in tables]
+    matrices = [p for p in parameters if (p.ndim == 2 or (kernels and p.ndim > 2)) and id(p) not in tables]
     taken = {id(p) for p in matrices}
     rest = [p for p in parameters if id(p) not in taken]
     return [Muon(matrices, rate), torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.99), weight_decay=1e-3)]

@@ -167,7 +167,8 @@ def test_arguments_of_one_route_are_checked_before_another_starts():
 
 
 def test_id_is_composed_of_the_parts():
-    assert build().id == "routed/1(ocr=ocr/1:reader:0.5, rules=rules/1, shapes=shapes/1, vlm=bright/1)"
+    parts = "ocr=ocr/1:reader:0.5, rules=rules/1, shapes=shapes/1, shapes_edit=shapes_edit/1, vlm=bright/1"
+    assert build().id == f"routed/1({parts})"
     assert build(vlm=Bright("other/2")).id != build().id
     assert isinstance(build(), judges.Judge) and isinstance(build(), judges.PairJudge)
 

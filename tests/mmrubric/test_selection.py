@@ -61,6 +61,40 @@ def test_a_flat_group_is_rescued_by_the_minimum() -> None:
     assert all(5 in select(low, 2, 0, seed).rows for seed in range(20))
 
 
+def test_the_worst_are_kept_and_the_middle_is_random() -> None:
+    rewards = [0.6, 1, 0.2, 0.8, 0.7, 0.4, 0, 0.9]
+    fills = set()
+    for seed in range(200):
+        chosen = select(rewards, keep=5, best=2, seed=seed, worst=2)
+        assert set(chosen.best) == {1, 7} and set(chosen.worst) == {6, 2} and len(chosen.rows) == 5
+        fills.add(chosen.random)
+    assert fills == {(0,), (3,), (4,), (5,)}
+    extremes = select(rewards, keep=4, best=2, worst=2)
+    assert list(extremes.rows) == [1, 2, 6, 7] and extremes.random == ()
+    assert list(select(rewards, keep=2, best=0, worst=2).rows) == [2, 6]
+    # too few are known: all of them, the best first
+    few = select([NAN, 0.5, NAN, 1, NAN], keep=4, best=1, worst=3)
+    assert few.best == (3,) and few.worst == (1,) and few.random == ()
+
+
+def test_ties_among_the_worst_are_broken_by_the_seed() -> None:
+    kept = {frozenset(select([1.0] + [0.0] * 5, keep=3, best=1, seed=seed, worst=2).worst) for seed in range(80)}
+    assert len(kept) == 10  # all pairs of 5
+
+
+def test_a_flat_group_of_worst_is_rescued_by_the_maximum() -> None:
+    rewards = [0, 0, 0, 0, 0, 1]
+    for seed in range(20):
+        chosen = select(rewards, keep=3, best=0, seed=seed, worst=2)
+        assert 5 in chosen.random and len(set(chosen.rows)) == 3
+
+
+def test_worst_must_fit() -> None:
+    for worst in (-1, 2):
+        with pytest.raises(InputError, match=r"worst is -?\d; needs 0 <= worst <= keep - best \(3 - 2\)"):
+            select([0.1, 0.9, 0.5, 0.7], keep=3, best=2, worst=worst)
+
+
 @pytest.mark.parametrize(("keep", "best"), [(1, 1), (5, 2), (3, 4), (3, -1)])
 def test_sizes_that_do_not_fit_are_refused(keep: int, best: int) -> None:
     with pytest.raises(InputError, match="needs"):
@@ -76,11 +110,22 @@ def test_sizes_that_do_not_fit_are_refused(keep: int, best: int) -> None:
 def test_selection_properties(rewards: list[float], data: st.DataObject, seed: str) -> None:
     keep = data.draw(st.integers(2, len(rewards)))
     best = data.draw(st.integers(0, keep))
-    chosen = select(rewards, keep, best, seed)
-    assert chosen == select(rewards, keep, best, seed)
+    worst = data.draw(st.integers(0, keep - best))
+    chosen = select(rewards, keep, best, seed, worst=worst)
+    assert chosen == select(rewards, keep, best, seed, worst=worst)
     known = [r for r in rewards if not np.isnan(r)]
     values = np.array(rewards)[chosen.rows]
     assert len(set(chosen.rows)) == len(chosen.rows) == min(keep, len(known))
     assert not np.isnan(values).any()
     # The K best values are among the kept ones.
     assert sorted(np.array(rewards)[list(chosen.best)], reverse=True) == sorted(known, reverse=True)[:best]
+    # Of what is left, the worst values, in whatever order the samples came.
+    left = sorted(known, reverse=True)[best:]
+    assert sorted(np.array(rewards)[list(chosen.worst)]) == sorted(left[max(len(left) - worst, 0) :])
+    order = data.draw(st.permutations(range(len(rewards))))
+    other = select([rewards[i] for i in order], keep, best, seed, worst=worst)
+    for part in ("best", "worst"):
+        ours, theirs = (sorted(values[list(getattr(c, part))]) for c, values in (
+            (chosen, np.array(rewards)), (other, np.array(rewards)[list(order)])
+        ))  # fmt: skip
+        assert ours == theirs

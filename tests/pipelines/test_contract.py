@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,57 +17,16 @@ from mmrubric import Prompt
 from mmrubric.errors import InputError
 from pipelines import LoraOptions, Sampler, load_policy
 from pipelines.diffusion import FlowPolicy
+from pipelines.load import ATTENTION, replaced_parts
 from pipelines.packed import pack, unpack
 from pipelines.policy import Rollout
 from pipelines.quiet import quiet
 from pipelines.seeds import NoiseStream, row_seed
-from pipelines.testing import tiny_sd3_directory
-from pipelines.testing_flux import tiny_flux_directory
-from pipelines.testing_qwen import tiny_qwen_image_directory
+from pipelines.testing_qwen import sources_scaled_to
+from tests.pipelines.cases import CASES, HEIGHT, NEGATIVE, SHAPE, WIDTH, Case, pictured
 
 RECORD = frozenset({"states", "log_prob", "mean"})
 SEEDS = [row_seed(0, 0, row, 0) for row in range(4)]
-HEIGHT, WIDTH = 16, 8
-SHAPE = (4, 8, 4)
-"""Latent of HEIGHT x WIDTH pixels in every tiny pipeline."""
-NEGATIVE = "a black square"
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One architecture: its tiny directory and how the plain pipeline is called."""
-
-    pipeline: str
-    build: Callable[[Path], Path]
-    tokens: int
-    """`max_sequence_length`."""
-    guidance: Callable[[float], dict[str, Any]]
-    """Arguments of the plain call for a scale, where 1 is off."""
-    packed: bool = True
-    edits: bool = False
-    """Prompts have a source image."""
-    parts: tuple[str, ...] = ()
-    """Parts that the plain pipeline wants to be named as None."""
-
-
-def true_cfg(scale: float) -> dict[str, Any]:
-    return {"true_cfg_scale": scale, **({"negative_prompt": [NEGATIVE] * 4} if scale > 1 else {})}
-
-
-CASES = {
-    "sd3": Case(
-        "StableDiffusion3Pipeline", lambda path: tiny_sd3_directory(path, shift=3.0), 0,
-        lambda scale: {"guidance_scale": scale, "negative_prompt": [NEGATIVE] * 4},
-        packed=False, parts=("text_encoder_3", "tokenizer_3"),
-    ),
-    "flux": Case("FluxPipeline", tiny_flux_directory, 20, lambda scale: {"guidance_scale": scale}),
-    "flux-schnell": Case("FluxPipeline", lambda path: tiny_flux_directory(path, distilled=False), 20, true_cfg),
-    "kontext": Case(
-        "FluxKontextPipeline", lambda path: tiny_flux_directory(path, kontext=True), 20,
-        lambda scale: {"guidance_scale": scale}, edits=True,
-    ),
-    "qwen-image": Case("QwenImagePipeline", tiny_qwen_image_directory, 24, true_cfg),
-}  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -82,6 +41,11 @@ class Model:
     def policy(self) -> FlowPolicy:
         return self.policies["fp32"]
 
+    @property
+    def noise(self) -> str:
+        """The usual kind of stochastic steps."""
+        return self.case.noises[0]
+
     def sampler(self, **fields: Any) -> Sampler:
         """As deployed at HEIGHT x WIDTH, without guidance in 3 steps unless said."""
         deployed = self.policy.adapter.deployed(HEIGHT, WIDTH)
@@ -92,22 +56,40 @@ class Model:
         """What plain diffusers makes of the same noise: latents, or images with output_type='np'."""
         lora = options.pop("lora", None)
         with quiet():
-            parts = dict.fromkeys(self.case.parts)
+            parts = {**dict.fromkeys(self.case.parts), **replaced_parts(self.case.pipeline, str(source or self.path))}
             pipe = getattr(diffusers, self.case.pipeline).from_pretrained(source or self.path, **parts)
             if lora:
                 pipe.load_lora_weights(lora)
         pipe.set_progress_bar_config(disable=True)
-        if self.case.edits:
-            # the pipeline's own sizes are 1024 x 1024; those of the sources are what the adapter scales them to
-            pictures = [Image.fromarray(np.asarray(p.sources[0])) for p in prompts]
-            options |= {"image": pictures, "max_area": HEIGHT * WIDTH, "_auto_resize": False}
         noise = NoiseStream([seed.noise for seed in SEEDS], SHAPE).draw()
-        out = pipe(
-            prompt=[p.text for p in prompts], height=HEIGHT, width=WIDTH, num_inference_steps=sampler.steps,
-            latents=pack(noise) if self.case.packed else noise, max_sequence_length=sampler.max_sequence_length,
-            **{"output_type": "latent", **self.case.guidance(sampler.guidance), **options},
-        ).images  # fmt: skip
-        return unpack(out, *SHAPE[1:]) if self.case.packed and "output_type" not in options else out
+        options = {
+            "prompt": [p.text for p in prompts], "latents": pack(noise) if self.case.packed else noise,
+            "height": HEIGHT, "width": WIDTH, "num_inference_steps": sampler.steps, "output_type": "latent",
+            **self.case.guidance(sampler.guidance), **options,
+        }  # fmt: skip
+        if self.case.sources:
+            pictures = [[Image.fromarray(np.asarray(s)) for s in p.sources] for p in prompts]
+            # in a list QwenImageEditPipeline would not scale a picture for the language model
+            options["image"] = [some if len(some) > 1 else some[0] for some in pictures]
+        if self.case.pipeline == "FluxKontextPipeline":
+            # the pipeline's own size is 1024 x 1024; those of the sources are what the adapter scales them to
+            options |= {"max_area": HEIGHT * WIDTH, "_auto_resize": False}
+        if "ddim" not in self.case.noises:
+            options["max_sequence_length"] = sampler.max_sequence_length
+        with sources_scaled_to(HEIGHT * WIDTH):
+            if self.case.one_by_one:
+                outs = [pipe(**row).images for row in rows_of(options)]
+                out: Any = (np if options["output_type"] == "np" else torch).concatenate(outs)
+            else:
+                out = pipe(**options).images
+        return unpack(out, *SHAPE[1:]) if self.case.packed and options["output_type"] == "latent" else out
+
+
+def rows_of(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arguments of one call for each of four rows; lists and latents hold one entry per row."""
+    for row in range(4):
+        one = {name: value[row : row + 1] if isinstance(value, list) else value for name, value in options.items()}
+        yield {**one, "latents": options["latents"][row : row + 1], "image": options["image"][row]}
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -121,11 +103,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def shown(prompts: list[Prompt], model: Model) -> list[Prompt]:
     """Prompts with a negative text and a source image where the model reads them."""
     negative = NEGATIVE if model.policy.adapter.guidance == "cfg" else ""
-    pictures = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
-    return [
-        dataclasses.replace(prompt, negative=negative, sources=(picture,) if model.case.edits else ())
-        for prompt, picture in zip(prompts, pictures, strict=True)
-    ]
+    return [dataclasses.replace(prompt, negative=negative) for prompt in pictured(model.case, prompts)]
 
 
 def roll_out(policy: FlowPolicy, prompts: list[Prompt], sampler: Sampler, batch: int | None = None) -> Rollout:
@@ -179,14 +157,15 @@ def test_what_is_deployed_is_the_plain_pipeline(model):
     assert (policy.deployed.height, policy.deployed.width) == policy.adapter.default_size
     assert policy.deployed.shift == again.shift and policy.deployed.shift_terminal == again.shift_terminal
     assert policy.deployed.max_sequence_length == policy.adapter.default_sequence_length
-    assert policy.deployed.steps == 28 and torch.equal(policy.deployed.sigmas(), again.sigmas())
+    assert policy.deployed.steps == model.case.steps
+    assert torch.equal(policy.adapter.levels(policy.deployed), policy.adapter.levels(again))
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_ratio_is_one_on_the_first_pass(model, shown, precision, guidance):
     policy = model.policies[precision]
-    for noise in ("sde", "dance", "cps"):
+    for noise in model.case.noises:
         rollout = roll_out(policy, shown, model.sampler(noise=noise, guidance=guidance))
         assert rollout.states is not None and rollout.states.dtype == torch.float32
         assert difference(replay(policy, rollout), rollout.log_probs) <= (1e-6 if precision == "fp32" else 1e-5)
@@ -195,13 +174,13 @@ def test_ratio_is_one_on_the_first_pass(model, shown, precision, guidance):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_replay_with_another_batch_size(model, shown, precision):
     policy = model.policies[precision]
-    rollout = roll_out(policy, shown, model.sampler(noise="sde", guidance=2.0))
+    rollout = roll_out(policy, shown, model.sampler(noise=model.noise, guidance=2.0))
     assert difference(replay(policy, rollout, 1), rollout.log_probs) <= (1e-5 if precision == "fp32" else 1e-2)
 
 
 def test_batch_split_and_order_do_not_change_the_samples(model, shown):
     for guidance in (1.0, 2.0):
-        sampler = model.sampler(guidance=guidance, noise="sde")
+        sampler = model.sampler(guidance=guidance, noise=model.noise)
         whole = model.policy.sample(shown, SEEDS, sampler)
         split = model.policy.sample(shown, SEEDS, sampler, batch=3)
         turned = model.policy.sample(shown[::-1], SEEDS[::-1], sampler)
@@ -210,39 +189,43 @@ def test_batch_split_and_order_do_not_change_the_samples(model, shown):
 
 
 def test_other_sizes_and_sizes_that_do_not_fit(model, shown):
-    wide = model.sampler(height=8, width=16, noise="sde")
+    wide = model.sampler(height=8, width=16, noise=model.noise)
     rollout = roll_out(model.policy, shown, wide)
     assert rollout.samples.shape == (4, 4, 4, 8) and rollout.images.shape == (4, 8, 16, 3)
     assert difference(replay(model.policy, rollout), rollout.log_probs) <= 1e-6
-    with pytest.raises(InputError, match="multiples of 4 pixels, not 16 x 10"):
-        model.policy.sample(shown, SEEDS, model.sampler(width=10))
+    unit = model.case.unit
+    with pytest.raises(InputError, match=f"multiples of {unit} pixels, not 16 x {unit + 1}"):
+        model.policy.sample(shown, SEEDS, model.sampler(width=unit + 1))
 
 
 def test_the_model_sees_rows_and_columns_in_their_places(model, shown):
     # a velocity that ignored positions, or mixed up rows and columns, would turn with the picture
-    rollout = model.policy.sample(shown, SEEDS, model.sampler())
+    policy, sampler = model.policy, model.sampler(height=16, width=16)
+    embedding = policy.conditioner.embed(shown, torch.arange(4), sampler, False)
     x = NoiseStream([seed.noise for seed in SEEDS], (4, 8, 8)).draw()
-    rows, half = torch.arange(4), torch.full((4,), 0.5)
+    half = torch.full((4,), 0.5)
     with torch.no_grad():
-        straight, turned = (model.policy.predict(rollout, rows, v, half) for v in (x, x.transpose(2, 3)))
+        outputs = (policy.adapter.predict(policy.module, v, half, embedding, 1.0) for v in (x, x.transpose(2, 3)))
+        straight, turned = outputs
     assert straight.shape == x.shape and difference(straight, turned.transpose(2, 3)) > 1e-3
 
 
 def test_embeddings_are_cached_and_independent_of_the_batch(model, shown):
     policy = load_policy(model.path, tune=None, device="cpu")
-    cache, tokens = policy.conditioner.cache, model.case.tokens
-    batch = cache.batch([p.text for p in shown], tokens)
+    cache, sampler = policy.conditioner.cache, model.sampler()
+    batch = policy.conditioner.embed(shown, torch.arange(4), sampler, False)
     assert len(cache) == 4
-    alone = load_policy(model.path, tune=None, device="cpu").conditioner.cache
+    alone = load_policy(model.path, tune=None, device="cpu").conditioner
     for row in (3, 1):
-        for one, many in zip(alone.get(shown[row].text, tokens), batch, strict=True):
-            assert torch.equal(one, many[row])
-    policy.sample(shown, SEEDS, model.sampler())
+        for one, many in zip(alone.embed(shown, torch.tensor([row]), sampler, False), batch, strict=True):
+            # what is longer in the batch is filled up with zeros
+            assert torch.equal(one[0], many[row, : one.shape[1]]) and not many[row, one.shape[1] :].any()
+    policy.sample(shown, SEEDS, sampler)
     assert len(cache) == 4
 
 
 def test_prompts_that_are_too_long_are_named(model, shown):
-    long = Prompt(id="long", text="a red circle " * 8)
+    long = dataclasses.replace(shown[0], id="long", text="a red circle " * 8)
     with pytest.raises(InputError, match=r"prompt 'long' has \d+ tokens"):
         model.policy.sample([shown[0], long], SEEDS[:2], model.sampler())
     model.policy.check_prompts(shown, model.sampler())
@@ -273,7 +256,7 @@ def test_lora_is_saved_for_plain_diffusers(model, shown, tmp_path):
     policy = load_policy(model.path, "lora", LoraOptions(rank=2, alpha=4.0), device="cpu")
     names = [name for name, _ in policy.trainable_parameters()]
     assert all("lora_" in name for name in names)
-    for target in LoraOptions().targets:
+    for target in ATTENTION:
         assert any(f".{target}.lora_A" in name for name in names), target
     sampler = model.sampler()
     before = policy.sample(shown, SEEDS, sampler).samples
@@ -289,7 +272,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(model, shown):
     grads = []
     for on in (False, True):
         policy = load_policy(model.path, device="cpu", gradient_checkpointing=on)
-        rollout, rows = roll_out(policy, shown, model.sampler(noise="sde", guidance=2.0)), torch.arange(4)
+        rollout, rows = roll_out(policy, shown, model.sampler(noise=model.noise, guidance=2.0)), torch.arange(4)
         log_prob = policy.log_prob(rollout, rows, rows * 0).log_prob
         assert log_prob is not None
         log_prob.sum().backward()
@@ -302,7 +285,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(model, shown):
 @pytest.mark.parametrize("tune", ["full", "lora"])
 def test_one_optimizer_step_follows_the_gradient(model, shown, tune):
     policy = load_policy(model.path, tune, device="cpu")
-    rollout, rows = roll_out(policy, shown, model.sampler(noise="sde", guidance=2.0)), torch.arange(4)
+    rollout, rows = roll_out(policy, shown, model.sampler(noise=model.noise, guidance=2.0)), torch.arange(4)
     before = {name: p.detach().clone() for name, p in policy.trainable_parameters()}
     optimizer = torch.optim.SGD([p for _, p in policy.trainable_parameters()], lr=1e-2)
     log_prob = policy.log_prob(rollout, rows, rows * 0).log_prob

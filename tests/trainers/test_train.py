@@ -82,3 +82,21 @@ def test_tf61_smoke_config_runs_on_cpu(tmp_path: Path, capsys: pytest.CaptureFix
     assert (Path(done["model"]) / "pytorch_lora_weights.safetensors").is_file()
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "smoke" / "metrics.jsonl").read_text().splitlines()]
     assert kinds == ["eval", "train", "train", "eval"]
+
+
+def test_a_lost_rank_is_a_failure_with_a_way_on(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(config: object) -> EvalResult:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:51939: Connection reset by peer")
+
+    monkeypatch.setattr(train, "train", broken)
+    assert run(_saved(tmp_path, tiny_model)) == 1
+    assert "the connection to another rank is lost" in capsys.readouterr().err
+
+    def other(config: object) -> EvalResult:
+        raise RuntimeError("a fault of our own")
+
+    monkeypatch.setattr(train, "train", other)
+    with pytest.raises(RuntimeError, match="of our own"):
+        run(_saved(tmp_path, tiny_model))

@@ -138,14 +138,18 @@ def draw_pair(split: str, rng: np.random.Generator) -> tuple[Picture, Picture]:
 def rank(pair: tuple[Picture, Picture]) -> Conversation:
     """The question which of two pictures meets more criteria of their prompt, with its answer.
 
-    The reason says of each criterion whether it holds in the first picture and in the second: the rank alone teaches a
-    tiny model nothing.
+    The reason answers every criterion for the first picture, under the name that the question gives it, then for the
+    second, and counts: the rank alone teaches a tiny model nothing.
     """
     spec, criteria = pair[0].spec, criteria_of(pair[0].spec)
-    first, second = (_met(spec, picture.seen) for picture in pair)
-    order = [1, 1] if sum(first) == sum(second) else [1, 2] if sum(first) > sum(second) else [2, 1]
-    words = {True: "yes", False: "no"}
-    reason = " ".join(f"{c.text} {words[a]}/{words[b]}" for c, a, b in zip(criteria, first, second, strict=True))
+    met = [_met(spec, picture.seen) for picture in pair]
+    first, second = map(sum, met)
+    order = [1, 1] if first == second else [1, 2] if first > second else [2, 1]
+    parts = []
+    for number, answers in enumerate(met, 1):
+        said = (f"{c.text} {'yes' if holds else 'no'}" for c, holds in zip(criteria, answers, strict=True))
+        parts.append(f"Image {number}: {' '.join(said)} {sum(answers)}.")
+    reason = " ".join(parts)
     text = rank_question(criteria, "image", TEMPLATES)
     shown = Shown("image", (_PICTURE, _PICTURE), spec.text)
     return _chat(shown, text, json.dumps({"reason": reason, "rank": order}))

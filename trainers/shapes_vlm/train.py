@@ -74,7 +74,8 @@ def main() -> None:
     def loss(generator: torch.Generator) -> Tensor:
         step = generator.initial_seed()
         rng = np.random.default_rng([2, step])
-        ranks = step >= RANKING_FROM * options.steps and rng.random() < options.ranking_share
+        # A finished model has learned single questions.
+        ranks = (done or step >= RANKING_FROM * options.steps) and rng.random() < options.ranking_share
         return torch.stack(
             bank(1, step // BANK_STEPS).losses(learner, processor, options.batch, bool(ranks), rng)
         ).sum()
