@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -24,6 +24,8 @@ from mmrubric.errors import InputError
 
 C = TypeVar("C", bound=BaseModel)
 
+UNSET = "<not set>"
+"""Value of a key that a file leaves to the user, where `load_config` keeps those."""
 _PLAIN_REFERENCE = re.compile(r"\$\{[A-Za-z_]\w*(\.\w+)*\}")
 _MAX_SHOWN = 80
 
@@ -34,7 +36,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def load_config(cls: type[C], path: str | Path | None, overrides: Sequence[str] = ()) -> C:
+def load_config(cls: type[C], path: str | Path | None, overrides: Sequence[str] = (), *, keep_unset: bool = False) -> C:
     """Reads `path`, applies `key.sub=value` overrides in order, and builds `cls`.
 
     Args:
@@ -42,6 +44,8 @@ def load_config(cls: type[C], path: str | Path | None, overrides: Sequence[str] 
         path: YAML file, or None to start from the defaults of `cls`.
         overrides: `dotted.key=value`; the value is read as YAML, so `lr=1e-4`, `steps=[1,2]`, `kl=null`,
             and `items.0.name=x` for an element of a list. A later override wins over an earlier one.
+        keep_unset: give keys that the file leaves to the user (`???`) the value `UNSET`, to look at the rest; without
+            it they are faults.
 
     Raises:
         InputError: the message has one line per fault, with the file or override, the dotted key, the value,
@@ -53,6 +57,9 @@ def load_config(cls: type[C], path: str | Path | None, overrides: Sequence[str] 
     _check_references(OmegaConf.to_container(tree, resolve=False), where)
     for text in overrides:
         _override(tree, text)
+    if keep_unset:
+        for key in OmegaConf.missing_keys(tree):
+            OmegaConf.update(tree, key, UNSET)
     try:
         plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -62,6 +69,19 @@ def load_config(cls: type[C], path: str | Path | None, overrides: Sequence[str] 
     except ValidationError as error:
         lines = [_explain(cls, detail, where, overrides) for detail in error.errors()]
         raise InputError("\n".join(lines)) from error
+
+
+def unset_keys(config: BaseModel) -> list[str]:
+    """Dotted keys whose value is `UNSET`, see `load_config`."""
+
+    def find(value: Any, key: str) -> Iterator[str]:
+        if isinstance(value, dict):
+            for name, part in value.items():
+                yield from find(part, f"{key}.{name}" if key else str(name))
+        elif value == UNSET:
+            yield key
+
+    return list(find(config.model_dump(mode="json"), ""))
 
 
 def dump_config(config: BaseModel) -> str:

@@ -22,6 +22,7 @@ from pipelines.policy import (
     RowSeed,
     Sampler,
     StepOut,
+    TokenSampler,
     batches,
     distinct,
 )
@@ -179,7 +180,7 @@ class FlowPolicy(TrainedPolicy):
             raise InputError(f"this policy gives no {', '.join(missing)}: known are {known}")
         if rollout.states is None or rollout.actions is None:
             raise InputError("the rollout holds no states to replay: sample with record={'states', ...}")
-        sampler, device = rollout.sampler, self.device
+        sampler, device = _checked(rollout.sampler), self.device
         table = self.adapter.step_table(rollout.sigmas, sampler.noise, sampler.level, rollout.steps.tolist())
         rows, positions = rows.cpu(), steps.cpu()
         numbers = rollout.steps[positions]
@@ -213,8 +214,9 @@ class FlowPolicy(TrainedPolicy):
         if "velocity" not in self.provides:
             raise InputError(f"a {type(self.adapter.pipe).__name__} predicts no velocity: use a loss on sampled steps")
         x, t = x.to(self.device, torch.float32), t.to(self.device, torch.float32)
-        embedding = self._embed(rollout.prompts, rollout.prompt_index[rows.cpu()], rollout.sampler)
-        return self._velocity(x, t, embedding, rollout.sampler.guidance)
+        sampler = _checked(rollout.sampler)
+        embedding = self._embed(rollout.prompts, rollout.prompt_index[rows.cpu()], sampler)
+        return self._velocity(x, t, embedding, sampler.guidance)
 
     def adopt(self, prompts: Sequence[Prompt], samples: Tensor | np.ndarray) -> Rollout:
         """A rollout of samples from outside: latents [B, ...] or uint8 images [B, H, W, 3], one prompt per
@@ -277,7 +279,7 @@ class FlowPolicy(TrainedPolicy):
         Raises:
             InputError: it is for another sort of model.
         """
-        self.adapter.check_sampler(sampler)
+        self.adapter.check_sampler(_checked(sampler))
         deployed = getattr(self, "deployed", sampler)
         height, width = self.adapter.default_size
         tokens = deployed.max_sequence_length
@@ -320,6 +322,12 @@ class FlowPolicy(TrainedPolicy):
     def _shape(self, sampler: Sampler) -> tuple[int, ...]:
         assert sampler.height is not None and sampler.width is not None
         return self.adapter.latent_shape(sampler.height, sampler.width)
+
+
+def _checked(sampler: Sampler | TokenSampler) -> Sampler:
+    if not isinstance(sampler, Sampler):
+        raise InputError("this model denoises: its sampler has kind 'flow' (Sampler), not 'tokens'")
+    return sampler
 
 
 def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:

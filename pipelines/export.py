@@ -21,6 +21,8 @@ Format = Literal["diffusers", "comfyui", "kohya"]
 FORMATS: tuple[str, ...] = get_args(Format)
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """Name that diffusers gives a LoRA in its directory."""
+PEFT_FILE = "adapter_config.json"
+"""What transformers writes beside a LoRA of a token model."""
 _PREFIX = "transformer."
 _FLUX = ("FluxPipeline", "FluxKontextPipeline")
 _QWEN = ("QwenImagePipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline")
@@ -48,7 +50,7 @@ def export_weights(model: Path, out: Path, form: str, pipeline: str | None = Non
     """
     if form not in FORMATS:
         raise InputError(f"unknown export format {form!r}: known are {', '.join(FORMATS)}")
-    known = (LORA_FILE, "model_index.json", "config.json")
+    known = (LORA_FILE, PEFT_FILE, "model_index.json", "config.json")
     if not any((model / file).is_file() for file in known):
         raise InputError(f"{model} holds no model: none of {', '.join(known)} is there")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -80,7 +82,7 @@ def convert_lora(tensors: dict[str, Tensor], form: str, pipeline: str | None) ->
         InputError: the format does not hold for this architecture, or for one of the layers.
     """
     supported = _COMFYUI if form == "comfyui" else tuple(_KOHYA)
-    if pipeline not in supported:
+    if pipeline is None or pipeline not in supported:
         raise InputError(f"format {form} is there for {', '.join(supported)}, not for {pipeline or 'this model'}")
     if form == "comfyui":
         return tensors
@@ -102,7 +104,8 @@ def _read_lora(model: Path, form: str) -> dict[str, Tensor]:
     """A LoRA's tensors with its scale alpha / rank folded into the B matrices."""
     path = model / LORA_FILE
     if not path.is_file():
-        raise InputError(f"{model} is a whole model: format {form} is for a LoRA (model.tune=lora), use diffusers")
+        kind = "a LoRA of a token model" if (model / PEFT_FILE).is_file() else "a whole model"
+        raise InputError(f"{model} is {kind}: format {form} is for a LoRA of a pipeline, use format diffusers")
     with safe_open(path, framework="pt") as file:
         found = json.loads((file.metadata() or {}).get("lora_adapter_metadata", "{}"))
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict

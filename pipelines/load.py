@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import BaseModel, Field, ValidationError
@@ -24,6 +24,9 @@ from pipelines.policy import Sampler, TokenSampler
 from pipelines.quiet import quiet
 from pipelines.token_adapter import PROVIDES as TOKEN_PROVIDES
 from pipelines.trained import AUTOCAST, DEPLOYED_FILE
+
+if TYPE_CHECKING:
+    from pipelines.tokens import TokenPolicy
 
 SHAPES = Path(__file__).parent / "assets" / "shapes-sd3"
 """The generator of the shapes world that ships with the package, loaded by the name "shapes"."""
@@ -80,7 +83,7 @@ def load_policy(
     engine: EngineOptions | None = None,
     shard: Callable[[nn.Module], nn.Module] | None = None,
     value_head: bool = False,
-) -> Any:
+) -> FlowPolicy | TokenPolicy:
     """Load a text-to-image model as a policy: a `FlowPolicy` over a pipeline, whose adapter is chosen from its
     `model_index.json`, or a `TokenPolicy` over a transformers model, chosen by the `model_type` of its `config.json`.
 

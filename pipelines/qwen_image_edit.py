@@ -18,7 +18,7 @@ from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import CONDITION
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoTokenizer, Qwen2VLImageProcessorPil, Qwen2VLProcessor
+from transformers import AutoTokenizer, Qwen2VLProcessor
 
 from mmrubric.images import normalize
 from pipelines.conditioning import Embedding
@@ -105,6 +105,9 @@ class PictureProcessor(Qwen2VLProcessor):
     """
 
     def __init__(self, directory: str | Path) -> None:
+        # transformers before 5.19 may not have it, and where there is torchvision no one needs it
+        from transformers import Qwen2VLImageProcessorPil
+
         self._directory = Path(directory)
         self.image_processor = Qwen2VLImageProcessorPil.from_pretrained(directory)
         self.tokenizer = AutoTokenizer.from_pretrained(directory)

@@ -44,10 +44,13 @@ for editing) which the pipelines cut off are the system part."""
 _SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 
 
-def tiny_qwen_image_edit_directory(path: str | Path, seed: int = 0, *, plus: bool = False) -> Path:
+def tiny_qwen_image_edit_directory(
+    path: str | Path, seed: int = 0, *, plus: bool = False, zero_cond_t: bool = False
+) -> Path:
     """Write a `QwenImageEditPipeline` directory, or with `plus` a `QwenImageEditPlusPipeline` one; its parts are those
-    of `tiny_qwen_image_directory` and a processor."""
-    parts = _parts(seed)
+    of `tiny_qwen_image_directory` and a processor. With `zero_cond_t`, as in Qwen-Image-Edit-2511, source tokens are
+    modulated as clean ones."""
+    parts = _parts(seed, zero_cond_t=zero_cond_t)
     with TemporaryDirectory() as folder:
         parts["tokenizer"].save_pretrained(folder)
         Qwen2VLImageProcessorPil().save_pretrained(folder)
@@ -76,14 +79,14 @@ def tiny_qwen_image_directory(path: str | Path, seed: int = 0) -> Path:
     return Path(path)
 
 
-def _parts(seed: int) -> dict[str, Any]:
+def _parts(seed: int, **options: Any) -> dict[str, Any]:
     tokenizer = build_qwen_tokenizer([*_TEMPLATE.split(), *all_words()])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return dict(
             transformer=QwenImageTransformer2DModel(
                 in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
-                joint_attention_dim=16, axes_dims_rope=(4, 6, 6),
+                joint_attention_dim=16, axes_dims_rope=(4, 6, 6), **options,
             ),
             scheduler=FlowMatchEulerDiscreteScheduler(
                 use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, base_image_seq_len=256,

@@ -51,7 +51,7 @@ def tiny_janus_directory(path: str | Path, seed: int = 0, *, grid: int = 4, code
         codes: entries of the codebook.
         width: of the language model, a multiple of 4.
     """
-    tokenizer = build_janus_tokenizer([*all_words(), '"'])
+    tokenizer: Any = build_janus_tokenizer([*all_words(), '"'])
     text = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
         num_attention_heads=2, max_position_embeddings=64, bos_token_id=tokenizer.bos_token_id,
@@ -65,8 +65,8 @@ def tiny_janus_directory(path: str | Path, seed: int = 0, *, grid: int = 4, code
         embed_dim=4, num_embeddings=codes, latent_channels=32, base_channels=32, channel_multiplier=(1, 1),
         num_res_blocks=0, num_patches=grid, projection_dim=width, image_token_embed_dim=width, initializer_range=0.3,
     )  # fmt: skip
-    image_token: Any = tokenizer.convert_tokens_to_ids(SPECIAL["image_token"])
-    options: dict[str, Any] = {"image_token_id": image_token, "initializer_range": 0.3}
+    options: dict[str, Any] = {"initializer_range": 0.3}
+    options["image_token_id"] = tokenizer.convert_tokens_to_ids(SPECIAL["image_token"])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = JanusForConditionalGeneration(
@@ -89,9 +89,9 @@ def tiny_emu3_directory(path: str | Path, seed: int = 0, *, grid: int = 2) -> Pa
     """
     visual = [f"<|visual token {code:06d}|>" for code in range(EMU3_CODES)]
     special = {**EMU3_SPECIAL, **{f"visual_{code}_token": token for code, token in enumerate(visual)}}
-    tokenizer = build_janus_tokenizer([*all_words(), '"', "*"], special)
+    tokenizer: Any = build_janus_tokenizer([*all_words(), '"', "*"], special)
     # `Emu3Processor` writes the token that begins a text itself
-    tokenizer.backend_tokenizer.post_processor = None  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.backend_tokenizer.post_processor = None
     words = tokenizer.get_vocab()
     text: Any = Emu3TextConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,

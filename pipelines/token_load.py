@@ -125,10 +125,6 @@ def build_adapter(name: str, source: str) -> TokenAdapter:
     """
     import transformers
 
-    from pipelines.emu3 import Emu3Adapter
-    from pipelines.janus import JanusAdapter
-
-    kinds = {"JanusForConditionalGeneration": JanusAdapter, "Emu3ForConditionalGeneration": Emu3Adapter}
     # a missing tensor is drawn at random before it is reported
     with quiet(), torch.random.fork_rng():
         kind: Any = getattr(transformers, name)
@@ -141,7 +137,15 @@ def build_adapter(name: str, source: str) -> TokenAdapter:
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(f"the weights of {source} lack {len(missing)} tensors of a {name}: {', '.join(missing[:3])}")
-    return kinds[name](model, processor)
+    return adapter_kind(name)(model, processor)
+
+
+def adapter_kind(name: str) -> type[TokenAdapter]:
+    """The adapter class of a model class of `MODELS`."""
+    from pipelines.emu3 import Emu3Adapter
+    from pipelines.janus import JanusAdapter
+
+    return {"JanusForConditionalGeneration": JanusAdapter, "Emu3ForConditionalGeneration": Emu3Adapter}[name]
 
 
 def make_value_head(width: int, source: str) -> nn.Linear:
@@ -152,7 +156,7 @@ def make_value_head(width: int, source: str) -> nn.Linear:
     """
     from pipelines.tokens import VALUE_FILE
 
-    head = nn.utils.skip_init(nn.Linear, width, 1)
+    head: Any = nn.utils.skip_init(nn.Linear, width, 1)
     file = Path(source) / VALUE_FILE
     state = load_file(file) if file.is_file() else {"weight": torch.zeros(1, width), "bias": torch.zeros(1)}
     try:

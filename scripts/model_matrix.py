@@ -138,7 +138,7 @@ TOKENS = {
     "full": Row.of(
         "A step on all weights follows the gradient.", Check("test_an_update_raises_the_log_prob_of_what_it_rewards")
     ),
-    "LoRA": Row.of(
+    "LoRA state": Row.of(
         "An adapter's state is saved and taken up bitwise.", Check("test_state_dict_resumes_bitwise", "lora")
     ),
     "checkpointing": Row.of(
@@ -185,8 +185,8 @@ that. **untested**: no test covers it; it may work.
 ## Flow models and DDIM models
 
 *sort*: **flow** models are rectified flows and take the noises `sde`, `dance` and `cps`. **DDIM** models take the noise
-`ddim` (DDPO); whatever scheduler a directory has, its betas are sampled by DDIM. *sources*: source images that a prompt
-has.
+`ddim` (DDPO); whatever scheduler a directory has, its betas are sampled by DDIM. *latents*: **packed** models read
+tokens of 2 x 2 latent pixels; rollouts hold plain latents all the same. *sources*: source images that a prompt has.
 """
 
 
@@ -256,7 +256,12 @@ def document(ids: list[str]) -> str:
     from tests.pipelines.cases import CASES
 
     about = {
-        name: {"loads": case.pipeline, "sort": "DDIM" if "ddim" in case.noises else "flow", "sources": case.reads}
+        name: {
+            "loads": case.pipeline,
+            "sort": "DDIM" if "ddim" in case.noises else "flow",
+            "latents": "packed" if case.packed else "plain",
+            "sources": case.reads,
+        }
         for name, case in CASES.items()
     }
     tokens = {name: {"loads": MODELS[name.lower()]} for name in ("Janus", "Emu3")}

@@ -15,6 +15,8 @@ from PIL import Image
 from mmrubric import generators
 from mmrubric.config import load_config
 from mmrubric.errors import InputError
+from mmrubric.judging import JudgeRequest
+from mmrubric.verdict import Verdict
 from pipelines.testing import PROMPTS, tiny_sd3_directory
 from pipelines.testing_flux import tiny_flux_directory
 from pipelines.testing_qwen import sources_scaled_to, tiny_qwen_image_edit_directory
@@ -56,6 +58,15 @@ def load(recipe: Path, **given: str) -> TrainConfig:
     return load_config(TrainConfig, recipe, [f"{key}={value}" for key, value in {**MISSING, **given}.items()])
 
 
+class OrderJudge(RedJudge):
+    """Every criterion holds for the samples of even number and for no other, so that no pair ties."""
+
+    def _one(self, request: JudgeRequest) -> list[Verdict]:
+        assert request.sample_id is not None
+        met = 1.0 - int(request.sample_id.split("-")[1]) % 2
+        return [Verdict(request.sample_id, criterion.id, met) for criterion in request.rubric.criteria]
+
+
 def prompts_file(folder: Path, edit: bool) -> Path:
     """Four prompts, with a source picture each where the model edits."""
     path = folder / "prompts.jsonl"
@@ -76,7 +87,7 @@ def rubrics_file(folder: Path) -> Path:
 
 
 def twin_of(recipe: Path, folder: Path) -> TrainConfig:
-    """The recipe on a tiny model: its own losses, samplers, windows, precision and rates; fewer rows, steps and pixels."""
+    """The recipe on a tiny model: its own losses, samplers, windows, precision and rates; fewer rows, steps, pixels."""
     kind = recipe.stem.split("_")[0]
     tree = load(recipe).model_dump()
     tree["model"]["path"] = str(TWINS[kind](folder / "tiny"))
@@ -130,7 +141,7 @@ def test_the_tiny_twin_trains(recipe: Path, tmp_path: Path) -> None:
     planned = plan(config)
     assert planned["prompts"] == 4 and planned["judge"].startswith("vlm")
     assert planned["updates_per_step"] == config.optim.updates_per_rollout
-    with sources_scaled_to(16 * 16), Trainer(config, parts.build(config, judge=RedJudge())) as trainer:
+    with sources_scaled_to(16 * 16), Trainer(config, parts.build(config, judge=OrderJudge("order/1"))) as trainer:
         before = [parameter.detach().clone() for _, parameter in trainer.policy.trainable_parameters()]
         for _ in range(2):
             metrics = trainer.step()

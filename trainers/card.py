@@ -14,10 +14,10 @@ from mmrubric.atomic import write_text
 from mmrubric.errors import InputError
 from mmrubric.record_reader import RecordReader
 from mmrubric.rubric import Rubric
-from pipelines.diffusion import DEPLOYED_FILE
-from pipelines.export import LORA_FILE, export_weights
-from pipelines.load import SHIPPED, read_index, resolve
+from pipelines.export import LORA_FILE, PEFT_FILE, export_weights
+from pipelines.load import DDIM, SHIPPED, read_index, resolve
 from pipelines.policy import Sampler
+from pipelines.trained import DEPLOYED_FILE
 
 CARD = "README.md"
 _RUBRICS = 3
@@ -73,7 +73,7 @@ def export_run(run: Path, out: Path, form: str) -> list[Path]:
         raise InputError(f"{run} holds no model: it ended early, or run.final_model is false")
     if not (model / CARD).is_file():
         write_card(run, model)
-    return export_weights(model, out, form, pipeline_of(config), run.name)
+    return export_weights(model, out, form, class_of(config), run.name)
 
 
 def read_settings(run: Path) -> dict[str, Any]:
@@ -88,16 +88,13 @@ def read_settings(run: Path) -> dict[str, Any]:
     return yaml.safe_load(path.read_text())
 
 
-def pipeline_of(config: Mapping[str, Any]) -> str | None:
-    """Class of the diffusers pipeline that a run started from; None = another kind of model.
+def class_of(config: Mapping[str, Any]) -> str:
+    """Class of the pipeline or token model that a run started from.
 
     Raises:
         InputError: the base model is not there.
     """
-    source = resolve(config["model"]["path"])
-    if Path(source).is_dir() and not (Path(source) / "model_index.json").is_file():
-        return None
-    return read_index(source)["_class_name"]
+    return read_index(resolve(config["model"]["path"]))["_class_name"]
 
 
 def base_model(config: Mapping[str, Any]) -> str | None:
@@ -107,12 +104,12 @@ def base_model(config: Mapping[str, Any]) -> str | None:
 
 
 def _front_matter(config: dict[str, Any], model: Path) -> str:
-    adapter, diffusers = (model / LORA_FILE).is_file(), not (model / "config.json").is_file()
-    edits = "Kontext" in (name := _class_name(config, model)) or "Edit" in name
+    name, adapter = _class_name(config, model), _is_adapter(model)
+    edits = "Kontext" in name or "Edit" in name
     data: dict[str, Any] = {}
     if (base := base_model(config)) is not None:
         data = {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}
-    data["library_name"] = "diffusers" if diffusers else "transformers"
+    data["library_name"] = "diffusers" if name.endswith("Pipeline") else "transformers"
     data["pipeline_tag"] = "image-to-image" if edits else "text-to-image"
     tags = ["mmrubric", "rubric", "reinforcement-learning", config["advantage"]["name"], config["loss"]["name"]]
     data["tags"] = [*tags, *(["lora"] if adapter else [])]
@@ -129,33 +126,37 @@ def _method(config: dict[str, Any]) -> str:
     )
 
 
+def _is_adapter(model: Path) -> bool:
+    return any((model / file).is_file() for file in (LORA_FILE, PEFT_FILE))
+
+
 def _class_name(config: Mapping[str, Any], model: Path) -> str:
     """Class that loads the model or, of a LoRA, its base."""
-    if (model / "model_index.json").is_file():
-        return json.loads((model / "model_index.json").read_text())["_class_name"]
-    if (model / LORA_FILE).is_file():
-        return pipeline_of(config) or "DiffusionPipeline"
-    if (model / "config.json").is_file():
-        return json.loads((model / "config.json").read_text())["architectures"][0]
-    raise InputError(f"{model} holds neither a pipeline, nor {LORA_FILE}, nor config.json: nothing to write a card for")
+    if _is_adapter(model):
+        return class_of(config)
+    if not any((model / file).is_file() for file in ("model_index.json", "config.json")):
+        raise InputError(f"{model} holds neither a pipeline, nor a model, nor a LoRA: nothing to write a card for")
+    return read_index(str(model))["_class_name"]
 
 
 def _usage(config: dict[str, Any], model: Path) -> str:
     """Code for plain diffusers or transformers."""
-    name = _class_name(config, model)
-    if (model / "config.json").is_file():
+    name, adapter = _class_name(config, model), _is_adapter(model)
+    source = base_model(config) or resolve(config["model"]["path"]) if adapter else model.name
+    if not name.endswith("Pipeline"):
+        lines = [
+            f"from transformers import AutoProcessor, {name}", "",
+            f'processor = AutoProcessor.from_pretrained("{source}")',
+            f'model = {name}.from_pretrained("{source}")',
+        ]  # fmt: skip
         return _code(
-            f"from transformers import AutoProcessor, {name}\n\n"
-            f'processor = AutoProcessor.from_pretrained("{model.name}")\n'
-            f'model = {name}.from_pretrained("{model.name}")'
+            "\n".join([*lines, *([f'model.load_adapter("{model.name}")  # this directory'] if adapter else [])])
         )
-    lora = (model / LORA_FILE).is_file()
-    index = read_index(resolve(config["model"]["path"]) if lora else str(model))
+    index = read_index(resolve(config["model"]["path"]) if adapter else str(model))
     parts = [key for key, value in index.items() if value == [None, None] and key.startswith(("text_enc", "tokenizer"))]
-    source = base_model(config) or resolve(config["model"]["path"]) if lora else model.name
     absent = "".join(f", {part}=None" for part in sorted(parts))
     lines = [f"from diffusers import {name}", "", f'pipe = {name}.from_pretrained("{source}"{absent})']
-    if lora:
+    if adapter:
         lines.append(f'pipe.load_lora_weights("{model.name}")  # this directory')
     return _code("\n".join([*lines, *_call(name, model)]))
 
@@ -174,7 +175,7 @@ def _call(name: str, model: Path) -> list[str]:
     else:
         arguments.append(f"guidance_scale={sampler.guidance}")
     arguments.append(f"num_inference_steps={sampler.steps}")
-    if sampler.schedule == "linear":
+    if sampler.schedule == "linear" and name not in DDIM:
         arguments.append(f"sigmas=[1 - k / {sampler.steps} for k in range({sampler.steps})]")
     sizes = {name: getattr(sampler, name) for name in ("height", "width", "max_sequence_length")}
     arguments += [f"{name}={value}" for name, value in sizes.items() if value is not None]

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from mmrubric.errors import InputError, RunError
-from pipelines import shards
+from pipelines.shards import full
 
 T = TypeVar("T")
 Placement = Literal["spread", "whole"]
@@ -100,7 +100,7 @@ def param_checksum(parameters: Iterable[torch.Tensor]) -> float:
     where parameters are sharded: each is gathered for its moment, so that ranks compare what they would run."""
     total = 0.0
     for position, parameter in enumerate(parameters, 1):
-        values = shards.full(parameter.detach()).double()
+        values = full(parameter.detach()).double()
         total += position * float(values.sum()) + float(values.square().sum())
     return total
 
@@ -204,7 +204,10 @@ def started_processes() -> int:
 def launch_command(processes: int, accelerator: bool, arguments: Sequence[str] | None = None) -> str:
     """The command that really starts `processes` ranks of `trainers.train` on this kind of machine."""
     use_cpu = "" if accelerator else "ACCELERATE_USE_CPU=true "
-    several = "--multi_gpu " if processes > 1 else ""
+    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    several = ""
+    if processes > 1:
+        several = "--config_file configs/accelerate/fsdp2.yaml " if sharded else "--multi_gpu "
     rest = shlex.join(sys.argv[1:] if arguments is None else arguments)
     return f"{use_cpu}accelerate launch {several}--num_processes {processes} -m trainers.train {rest}".strip()
 

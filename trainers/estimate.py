@@ -17,8 +17,9 @@ class Numbers:
     frozen: int = 0
     """Of the denoiser, that do not train."""
     encoders: int = 0
-    """Of the frozen text encoders."""
+    """Of frozen networks in half precision, such as text encoders."""
     vae: int = 0
+    """Of frozen networks in float32."""
     block: int = 0
     """Of the largest layer that sharding gathers at once, frozen ones included."""
 
@@ -75,7 +76,7 @@ def memory(
         # sharded adapters add up whole gradients and share them once per step, see Dist.no_sync
         Held("gradients", trained, "fp32", 1 if adapter else shards),
         Held("Adam moments", 2 * trained, "fp32", shards),
-        Held("text encoders", 0 if offload_encoders else numbers.encoders, precision),
+        Held("frozen encoders", 0 if offload_encoders else numbers.encoders, precision),
         Held("VAE", numbers.vae, "fp32"),
     ]
     if ranks > 1 and not sharded:

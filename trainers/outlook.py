@@ -33,16 +33,20 @@ def as_started(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     ]
 
 
-def of(config: TrainConfig, inputs: parts.Inputs, accelerator: Accelerator | None = None) -> dict[str, Any]:
+def of(config: TrainConfig, inputs: parts.Inputs | None, accelerator: Accelerator | None = None) -> dict[str, Any]:
     """Model, memory per rank, samples, judge calls and cost. A collective where several ranks were started: these
     shard the empty model as the run would shard the full one.
 
     Args:
         config: with the number of ranks that counts.
-        inputs: checked prompts and rubrics.
+        inputs: checked prompts and rubrics; None = they are not known, nor what judging takes.
         accelerator: of the started ranks; None = there is one.
     """
-    return {"processes": config.run.processes, **_model(config, accelerator), **_judging(config, inputs)}
+    return {
+        "processes": config.run.processes,
+        **_model(config, accelerator),
+        **(_judging(config, inputs) if inputs else {}),
+    }
 
 
 def count(made: Skeleton, blocks: tuple[str, ...] = ()) -> estimate.Numbers:
@@ -68,8 +72,6 @@ def _count(module: nn.Module, trained: bool = False) -> int:
 
 
 def _model(config: TrainConfig, accelerator: Accelerator | None) -> dict[str, Any]:
-    if config.rollout.sampler.kind == "tokens":
-        return {"memory_per_rank": "unknown: token models are not counted"}
     launched = parts.check_launch(config)
     options, sharded = config.model, launched.shard == "fsdp2"
     made = skeleton.build(options.path, options.tune, options.lora)
@@ -84,7 +86,7 @@ def _model(config: TrainConfig, accelerator: Accelerator | None) -> dict[str, An
         offload_encoders=options.offload_encoders,
     )
     found: dict[str, Any] = {
-        "model": type(made.denoiser).__name__,
+        "model": made.name,
         "parameters": numbers.trained + numbers.frozen,
         "trainable_parameters": numbers.trained,
         "shard": launched.shard,

@@ -103,9 +103,8 @@ def block_names(module: nn.Module, wanted: tuple[str, ...] = ()) -> tuple[str, .
     Raises:
         InputError: none: the whole model would be gathered at once, on every rank.
     """
-    named = wanted or tuple(
-        name for field in ("_repeated_blocks", "_no_split_modules") for name in getattr(module, field, None) or ()
-    )
+    fields = ("_repeated_blocks", "_no_split_modules")
+    named = wanted or [name for field in fields for name in getattr(module, field, None) or ()]
     present = {type(part).__name__ for part in module.modules()}
     found = tuple(dict.fromkeys(name for name in named if name in present))
     missing = sorted(set(wanted) - present)

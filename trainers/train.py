@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from mmrubric.config import load_config
+from mmrubric.config import load_config, unset_keys
 from mmrubric.errors import InputError, RunError
 from pipelines import windows
 from trainers import checks, outlook, parts
@@ -81,7 +81,11 @@ def plan(config: TrainConfig) -> dict[str, Any]:
     config, told = outlook.as_started(config)
     accelerator = parts.make_accelerator(config) if started_processes() > 1 else None
     main = accelerator is None or accelerator.is_main_process
-    inputs = parts.read_inputs(config, main=main, world=config.run.processes if accelerator else 1)
+    unset = unset_keys(config)
+    world = config.run.processes if accelerator else 1
+    inputs = None if unset else parts.read_inputs(config, main=main, world=world)
+    if unset:
+        told.append(f"not set yet: {', '.join(unset)}. Prompts, rubrics and judge were not looked at")
     loss, rows = checks.loss_of(config), config.data.prompts_per_step * config.rollout.drawn
     sampler = windows.at(config.rollout.sampler, config.run.seed, 0)
     size = 1 if sampler.kind == "tokens" else len(windows.stochastic_steps(sampler))
@@ -96,13 +100,19 @@ def plan(config: TrainConfig) -> dict[str, Any]:
         * (config.loss.levels if loss.kind == "forward" else size),
         "updates_per_step": config.optim.updates_per_rollout * config.optim.epochs,
         "staleness": int(config.rollout.late),
+        **({} if inputs is None else _known(inputs)),
+        **outlook.of(config, inputs, accelerator),
+        "warnings": [*checks.warnings(config), *told],
+        "main": main,
+    }
+
+
+def _known(inputs: parts.Inputs) -> dict[str, Any]:
+    return {
         "prompts": len(inputs.prompts),
         "heldout": len(inputs.heldout) if inputs.heldout is not None else 0,
         "judge": inputs.judge.id,
         "eval_judge": inputs.eval_judge.id if inputs.eval_judge is not None else None,
-        **outlook.of(config, inputs, accelerator),
-        "warnings": [*checks.warnings(config), *told],
-        "main": main,
     }
 
 
@@ -125,7 +135,7 @@ def main(
 def run(config: Path, overrides: Sequence[str] = (), *, dry_run: bool = False, as_json: bool = False) -> int:
     """The command; returns its exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     try:
-        settings = load_config(TrainConfig, config, overrides)
+        settings = load_config(TrainConfig, config, [_short(text) for text in overrides], keep_unset=dry_run)
         result = plan(settings) if dry_run else train(settings)
     except InputError as error:
         console.print(f"bad input: {error}", markup=False, highlight=False, soft_wrap=True)
@@ -152,6 +162,12 @@ def run(config: Path, overrides: Sequence[str] = (), *, dry_run: bool = False, a
             for line in _lines(result):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _short(override: str) -> str:
+    """`model=PATH` means `model.path=PATH`; `model={...}` stays a whole section."""
+    name, _, value = override.partition("=")
+    return f"model.path={value}" if name == "model" and not value.lstrip().startswith("{") else override
 
 
 def lost_rank(error: RuntimeError) -> bool:

@@ -94,7 +94,7 @@ def build_vq() -> JanusVQVAE:
     return JanusVQVAE(build_vq_config())
 
 
-def build_janus(vq: JanusVQVAE, tokenizer: PreTrainedTokenizerFast) -> JanusForConditionalGeneration:
+def build_janus(vq: JanusVQVAE, tokenizer: Any) -> JanusForConditionalGeneration:
     """The whole model around a trained VQ model; the tower that reads images is as small as can be and untrained."""
     vision = JanusVisionConfig(
         hidden_size=8,
@@ -120,15 +120,15 @@ def build_janus(vq: JanusVQVAE, tokenizer: PreTrainedTokenizerFast) -> JanusForC
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=True,
     )
-    image_token: Any = tokenizer.convert_tokens_to_ids(SPECIAL["image_token"])
-    config = JanusConfig(text_config=text, vision_config=vision, vq_config=vq.config, image_token_id=image_token)  # pyright: ignore[reportCallIssue]
+    parts: Any = {"text_config": text, "vision_config": vision, "vq_config": vq.config}
+    config = JanusConfig(**parts, image_token_id=tokenizer.convert_tokens_to_ids(SPECIAL["image_token"]))
     model = JanusForConditionalGeneration(config)
     model.model.vqmodel.load_state_dict(vq.state_dict())
     model.generation_config = generation_config(tokenizer)
     return model
 
 
-def generation_config(tokenizer: PreTrainedTokenizerFast, guidance: float = 3.0) -> GenerationConfig:
+def generation_config(tokenizer: Any, guidance: float = 3.0) -> GenerationConfig:
     """What plain `generate(generation_mode="image")` reads."""
     return GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import JanusForConditionalGeneration, PreTrainedTokenizerFast
+from transformers import JanusForConditionalGeneration
 
 from pipelines.shapes.janus_models import SPECIAL
 from pipelines.shapes.state import Stage
@@ -37,14 +39,14 @@ class ImageModel(nn.Module):
         return self.generation_head(hidden[:, prompts.shape[1] - 1 :])
 
 
-def tokenize(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> tuple[Tensor, Tensor]:
+def tokenize(tokenizer: Any, texts: list[str]) -> tuple[Tensor, Tensor]:
     """Prompt ids and mask [N, L], padded left, each ending in the token that begins an image."""
     prompts = [text + SPECIAL["boi_token"] for text in texts]
     out = tokenizer(prompts, padding=True, return_tensors="pt")
     return out.input_ids, out.attention_mask
 
 
-def drop_text(tokenizer: PreTrainedTokenizerFast, prompts: Tensor, mask: Tensor, dropped: Tensor) -> Tensor:
+def drop_text(tokenizer: Any, prompts: Tensor, mask: Tensor, dropped: Tensor) -> Tensor:
     """Prompts [B, L] with padding between the first and the last token of the dropped rows [B]."""
     pad, first = tokenizer.pad_token_id, mask.shape[1] - mask.sum(1, keepdim=True)
     place = torch.arange(mask.shape[1])
@@ -54,7 +56,7 @@ def drop_text(tokenizer: PreTrainedTokenizerFast, prompts: Tensor, mask: Tensor,
 
 def train_lm(
     janus: JanusForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Any,
     texts: list[str],
     tokens: Tensor,
     stage: Stage,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -102,7 +104,8 @@ def refine_vq_decoder(vq: JanusVQVAE, pictures: Pictures, stage: Stage, autocast
         images = to_model(data[torch.randint(len(data), (stage.batch,), generator=generator)])
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             with torch.no_grad():
-                codes = vq.quantize.get_codebook_entry(nearest(vq, unit(vq, images)).flatten(1))
+                tokens: Any = nearest(vq, unit(vq, images)).flatten(1)
+                codes = vq.quantize.get_codebook_entry(tokens)
             output = vq.decoder(vq.post_quant_conv(codes))
         return reconstruction_loss(output, images)
 

@@ -117,7 +117,8 @@ class PlainLoop:
 
         from pipelines.load import resolve
 
-        self.config, self.sampler, self.batch = config, config.rollout.sampler, config.optim.batch_size
+        self.config, self.batch = config, config.optim.batch_size
+        self.sampler: Any = config.rollout.sampler
         inputs = parts.read_inputs(config, judge=judge)
         self.judge, self.rubrics = inputs.judge, inputs.rubrics
         self.prompts = PromptSampler(inputs.prompts, config.data.prompts_per_step, config.run.seed, config.data.shuffle)
@@ -126,7 +127,7 @@ class PlainLoop:
         )
         for part in (self.pipe.vae, self.pipe.text_encoder, self.pipe.text_encoder_2):
             nn.Module.to(part, torch.float32).requires_grad_(False)
-        self.module = nn.Module.to(self.pipe.transformer, torch.float32).eval().requires_grad_(True)
+        self.module: Any = nn.Module.to(self.pipe.transformer, torch.float32).eval().requires_grad_(True)
         self.parameters = list(self.module.parameters())
         optim = config.optim
         self.optimizer = torch.optim.AdamW(
@@ -285,7 +286,9 @@ def measure(loop: str, batch: int, steps: int, directory: Path) -> dict[str, Any
         total = sum(plain.seconds.values())
         result["share"] = {name: round(seconds / total, 3) for name, seconds in plain.seconds.items()}
     else:
-        window = {"rollout__sampler__window": {"size": 3, "strategy": "random"}} if loop == "window" else {}
+        window: dict[str, Any] = (
+            {"rollout__sampler__window": {"size": 3, "strategy": "random"}} if loop == "window" else {}
+        )
         with Trainer(make_config(directory, batch=batch, **window)) as trainer:
             result = timed(trainer.step, steps)
             weights = [parameter for _, parameter in trainer.policy.trainable_parameters()]

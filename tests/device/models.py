@@ -26,29 +26,31 @@ from pipelines.sd3 import SD3Adapter
 from pipelines.seeds import derive
 
 NAMES = ("sd3.5-medium", "flux.1-dev")
-_SD3 = dict(
+_SD3: dict[str, Any] = dict(
     sample_size=128, patch_size=2, in_channels=16, out_channels=16, num_layers=24, attention_head_dim=64,
     num_attention_heads=24, joint_attention_dim=4096, caption_projection_dim=1536, pooled_projection_dim=2048,
     pos_embed_max_size=384, dual_attention_layers=tuple(range(13)), qk_norm="rms_norm",
 )  # fmt: skip
-_SD3_TINY = dict(
+_SD3_TINY: dict[str, Any] = dict(
     _SD3, sample_size=8, num_layers=2, attention_head_dim=8, num_attention_heads=2, joint_attention_dim=16,
     caption_projection_dim=16, pooled_projection_dim=16, pos_embed_max_size=8, dual_attention_layers=(0,),
 )  # fmt: skip
-_FLUX = dict(
+_FLUX: dict[str, Any] = dict(
     in_channels=64, num_layers=19, num_single_layers=38, attention_head_dim=128, num_attention_heads=24,
     joint_attention_dim=4096, pooled_projection_dim=768, guidance_embeds=True, axes_dims_rope=(16, 56, 56),
 )  # fmt: skip
-_FLUX_TINY = dict(
+_FLUX_TINY: dict[str, Any] = dict(
     _FLUX, num_layers=1, num_single_layers=2, attention_head_dim=16, num_attention_heads=2, joint_attention_dim=16,
     pooled_projection_dim=16, axes_dims_rope=(4, 6, 6),
 )  # fmt: skip
-_VAE = dict(
+_VAE: dict[str, Any] = dict(
     down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4, layers_per_block=2,
     block_out_channels=(128, 256, 512, 512), latent_channels=16, norm_num_groups=32, sample_size=1024,
     use_quant_conv=False, use_post_quant_conv=False,
 )  # fmt: skip
-_VAE_TINY = dict(_VAE, layers_per_block=1, block_out_channels=(4, 4, 4, 4), norm_num_groups=2, sample_size=64)
+_VAE_TINY: dict[str, Any] = dict(
+    _VAE, layers_per_block=1, block_out_channels=(4, 4, 4, 4), norm_num_groups=2, sample_size=64
+)
 
 
 class _RandomTexts:

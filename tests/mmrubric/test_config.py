@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field, model_validator
 
-from mmrubric.config import Config, config_hash, dump_config, load_config, require_forbid, save_config
+from mmrubric.config import Config, config_hash, dump_config, load_config, require_forbid, save_config, unset_keys
 from mmrubric.errors import InputError
 
 
@@ -170,3 +170,13 @@ def test_a_class_that_would_ignore_keys_is_a_bug():
         require_forbid(Holder)
     with pytest.raises(TypeError, match="Loose"):
         load_config(Loose, None)
+
+
+def test_keys_that_a_file_leaves_to_the_user_are_faults_unless_they_are_to_be_kept(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("name: ???\nnoise: ${name}\nsteps: 4\n")
+    with pytest.raises(InputError, match="name"):
+        load_config(Run, path)
+    config = load_config(Run, path, keep_unset=True)
+    assert config.steps == 4 and unset_keys(config) == ["name", "noise"]
+    assert unset_keys(load_config(Run, path, ["name=x"], keep_unset=True)) == []

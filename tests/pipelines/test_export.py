@@ -121,7 +121,7 @@ def test_what_does_not_hold_is_refused(trained: Callable[[str, bool], tuple[Path
         export_weights(lora, out, "onnx")
     with pytest.raises(InputError, match="holds no model"):
         export_weights(tmp_path, out, "diffusers")
-    with pytest.raises(InputError, match="whole model: format comfyui is for a LoRA"):
+    with pytest.raises(InputError, match="a whole model: format comfyui is for a LoRA of a pipeline"):
         export_weights(base, out, "comfyui", "FluxPipeline")
     with pytest.raises(InputError, match=r"attention layers only.*proj_mlp.*use format comfyui"):
         export_weights(lora, out, "kohya", "FluxPipeline")

@@ -91,22 +91,34 @@ def test_sources_of_any_size_and_number_in_one_batch(many, prompts):
     many.module.zero_grad()
 
 
-@pytest.mark.parametrize("sizes", [((96, 32),), ((40, 80), (64, 64), (80, 40))])
-def test_sources_of_other_shapes_equal_the_plain_pipeline(one, many, prompts, sizes):
-    policy = one if len(sizes) == 1 else many
+def both(policy, prompt: Prompt, sizes: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the policy and its plain pipeline make of the same noise and of sources (height, width)."""
     sources = tuple(picture(h, w, seed) for seed, (h, w) in enumerate(sizes))
     sampler = SAMPLER.model_copy(
         update={"noise": "ode", "shift": policy.adapter.shift_for(48, 48), "shift_terminal": 0.02}
     )
-    mine = policy.sample(edits(prompts[:1], sources), SEEDS[:1], sampler).samples
+    mine = policy.sample(edits([prompt], sources), SEEDS[:1], sampler).samples
     noise = NoiseStream([SEEDS[0].noise], (4, 24, 24)).draw()
     shown = [Image.fromarray(source) for source in sources]
     with sources_scaled_to(48 * 48):
         plain = policy.adapter.pipe(
-            image=shown if len(shown) > 1 else shown[0], prompt=[prompts[0].text], negative_prompt=["a black square"],
+            image=shown if len(shown) > 1 else shown[0], prompt=[prompt.text], negative_prompt=["a black square"],
             true_cfg_scale=2.5, height=48, width=48, num_inference_steps=2, latents=pack(noise), output_type="latent",
         ).images  # fmt: skip
-    torch.testing.assert_close(mine, unpack(plain, 24, 24), atol=1e-5, rtol=0)
+    return mine, unpack(plain, 24, 24)
+
+
+@pytest.mark.parametrize("sizes", [((96, 32),), ((40, 80), (64, 64), (80, 40))])
+def test_sources_of_other_shapes_equal_the_plain_pipeline(one, many, prompts, sizes):
+    mine, plain = both(one if len(sizes) == 1 else many, prompts[0], sizes)
+    torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
+
+
+def test_sources_that_are_modulated_as_clean_equal_the_plain_pipeline(prompts, tmp_path):
+    path = tiny_qwen_image_edit_directory(tmp_path, plus=True, zero_cond_t=True)
+    policy = load_policy(path, tune=None, device="cpu")
+    mine, plain = both(policy, prompts[0], ((40, 80), (64, 64)))
+    torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
 
 
 def test_the_order_of_the_sources_counts(many, prompts):

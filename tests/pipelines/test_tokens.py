@@ -158,6 +158,11 @@ def test_what_is_provided_and_sampled_is_known_before_weights_load(janus):
         load_policy(janus, None, device="cpu").sample([Prompt(id="p", text="a red circle")], SEEDS[:1], Sampler())
 
 
+def test_a_flow_policy_refuses_token_samplers(policy, prompts):
+    with pytest.raises(InputError, match="its sampler has kind 'flow'"):
+        policy.sample(prompts, SEEDS, TokenSampler())
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"t5": False}, "t5=False is for StableDiffusion3Pipeline"),
     ({"engine": EngineOptions(vae_tiling=True)}, "vae_tiling=True: a token model takes none"),

@@ -89,8 +89,10 @@ def compare(directory: Path) -> None:
     it reads source pictures, ranks have other numbers of shapes, so other numbers of calls."""
     ranks = Accelerator()
     rank, world = ranks.process_index, ranks.num_processes
-    alone = load_policy(directory, device="cpu")
-    spread = load_policy(directory, device="cpu", shard=sharder(torch.device("cpu")))
+    # of one of them, float32 adapters on frozen weights in bf16: layers of two types
+    how: dict[str, Any] = {"tune": "lora", "precision": "bf16"} if (directory / "unet").is_dir() else {}
+    alone = load_policy(directory, device="cpu", **how)
+    spread = load_policy(directory, device="cpu", shard=sharder(torch.device("cpu")), **how)
     size, most = alone.adapter.default_size, min(alone.adapter.max_sources, 1)
     rows = {}
     for each in range(world):

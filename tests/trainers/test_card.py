@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from typer.testing import CliRunner
 from mmrubric.cli import app
 from mmrubric.errors import InputError
 from mmrubric.prompt import Prompt
+from pipelines import LoraOptions, load_policy
 from pipelines.policy import RowSeed
 from pipelines.quiet import quiet
+from pipelines.testing_tokens import tiny_janus_directory
 from tests.trainers.toys import PROMPTS, RedJudge, settings
 from trainers import parts
 from trainers.card import write_card
@@ -107,6 +110,29 @@ def test_a_hub_id_is_the_base_model_and_servers_stay_unnamed(
         '{"step": 0, "kind": "train", "reward/mean": null}\n{"step": 1, "kind": "train", "reward/mean": 0.25}\n'
     )
     assert "training prompts: unknown at step 0, 0.25 at step 1" in write_card(tmp_path, model).read_text()
+
+
+def test_a_token_model(tmp_path: Path) -> None:
+    """Whole and as a LoRA: the code loads it with plain transformers."""
+    config = settings(tmp_path, tiny_janus_directory(tmp_path / "janus"), rollout__sampler={"kind": "tokens"},
+                      loss={"name": "clip", "options": {"clip": 0.2}}, advantage__name="grpo")  # fmt: skip
+    tunes: tuple[Literal["full", "lora"], ...] = ("full", "lora")
+    for tune in tunes:
+        run = tmp_path / tune
+        run.mkdir()
+        (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+        load_policy(
+            tmp_path / "janus", tune, LoraOptions(rank=2) if tune == "lora" else None, device="cpu"
+        ).save_pretrained(run / "model")
+        card = write_card(run, run / "model").read_text()
+        head = front_matter(card)
+        assert head["library_name"] == "transformers" and ("lora" in head["tags"]) == (tune == "lora")
+        [code] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+        found: dict[str, Any] = {}
+        with chdir(run), quiet():
+            exec(code, found)
+        assert type(found["model"]).__name__ == "JanusForConditionalGeneration"
+        assert any("lora_" in name for name in found["model"].state_dict()) == (tune == "lora")
 
 
 def test_what_is_no_run_or_no_model(runs: dict[str, tuple[Path, np.ndarray]], tmp_path: Path) -> None:

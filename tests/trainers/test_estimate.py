@@ -14,8 +14,9 @@ from mmrubric.config import save_config
 from mmrubric.errors import InputError
 from pipelines import LoraOptions, load_policy, skeleton
 from pipelines.testing_flux import tiny_flux_directory
+from pipelines.testing_tokens import tiny_janus_directory
 from tests.trainers.toys import settings
-from trainers import estimate, outlook
+from trainers import estimate, outlook, sharding
 from trainers.estimate import Numbers
 from trainers.train import run
 
@@ -30,7 +31,7 @@ def test_full_fine_tuning_by_hand() -> None:
     one = estimate.memory(numbers, precision="fp32", copies=2)
     assert _bytes(one) == {
         "trained weights": 4000, "2 weight copies": 8000, "gradients": 4000, "Adam moments": 8000,
-        "text encoders": 1200, "VAE": 200,
+        "frozen encoders": 1200, "VAE": 200,
     }  # fmt: skip
     assert estimate.total(one) == 25400
     # DDP keeps its buckets of gradients beside them
@@ -71,7 +72,7 @@ def test_shards_share_what_whole_ranks_repeat(
     for name in ("trained weights", "gradients", "Adam moments"):
         # nothing is lost, and no rank carries more than its share rounded up
         assert whole[name] <= parts[name] * ranks < whole[name] + 4 * ranks
-    assert whole.get("text encoders") == parts.get("text encoders")
+    assert whole.get("frozen encoders") == parts.get("frozen encoders")
     assert sum(parts.values()) < sum(whole.values()) + 4 * 4
 
 
@@ -105,6 +106,20 @@ def test_the_skeleton_has_the_numbers_of_the_loaded_model(tune: str, tmp_path: P
     assert numbers.block >= max(sum(p.numel() for p in layer.parameters()) for layer in layers)
 
 
+@pytest.mark.parametrize("tune", ["full", "lora"])
+def test_the_skeleton_of_a_token_model(tune: str, tmp_path: Path) -> None:
+    directory = tiny_janus_directory(tmp_path / "janus")
+    policy = load_policy(directory, tune, device="cpu")  # type: ignore[arg-type]
+    made = skeleton.build(directory, tune)
+    layer = type(next(m for m in policy.module.modules() if type(m).__name__.endswith("DecoderLayer"))).__name__
+    numbers = outlook.count(made, sharding.block_names(made.denoiser))
+    assert made.name == "JanusForConditionalGeneration" and sharding.block_names(made.denoiser) == (layer,)
+    assert numbers.trained == sum(p.numel() for _, p in policy.trainable_parameters())
+    assert numbers.trained + numbers.frozen == sum(p.numel() for p in policy.module.parameters())
+    whole = sum(p.numel() for p in policy.adapter.model.parameters())  # type: ignore[attr-defined]
+    assert numbers.trained + numbers.frozen + numbers.encoders + numbers.vae == whole
+
+
 def test_dry_run_estimates_memory_calls_and_cost(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +147,6 @@ def test_dry_run_estimates_memory_calls_and_cost(
 
 
 def test_a_skeleton_needs_a_pipeline(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
+    (tmp_path / "model_index.json").write_text('{"_class_name": "AudioLDMPipeline"}')
     with pytest.raises(InputError, match="supported are"):
         skeleton.build(tmp_path)

@@ -37,6 +37,17 @@ def test_dry_run_prints_the_plan_and_loads_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_plan_of_a_recipe_names_what_is_left_to_fill_in(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = _saved(tmp_path, tiny_model)
+    assert run(recipe, ["data.prompts=???", f"model={tiny_model}"], dry_run=True, as_json=True) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert "not set yet: data.prompts." in plan["warnings"][-1] and "prompts" not in plan
+    assert plan["trainable_parameters"] > 0 and plan["images_per_step"] == 4
+    assert run(recipe, ["data.prompts=???"], as_json=True) == 2
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
