@@ -16,7 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 KNOWN_FAILURES = ROOT / "docs" / "known_failures.md"
 ROW = re.compile(r"^\| ([TJ]F\d\d) \| (.+) \| (.+) \|$", re.MULTILINE)
 NAMED_FILE = re.compile(r"\b((?:configs|docs|scripts|tests|pipelines|trainers|judges)/[\w./-]+\.\w+)")
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/known_failures.md", "docs/generators.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+]
 
 
 def rows() -> list[tuple[str, str]]:

@@ -175,10 +175,12 @@ def _call(name: str, model: Path) -> list[str]:
     else:
         arguments.append(f"guidance_scale={sampler.guidance}")
     arguments.append(f"num_inference_steps={sampler.steps}")
-    if sampler.schedule == "linear" and name not in DDIM:
-        arguments.append(f"sigmas=[1 - k / {sampler.steps} for k in range({sampler.steps})]")
-    sizes = {name: getattr(sampler, name) for name in ("height", "width", "max_sequence_length")}
-    arguments += [f"{name}={value}" for name, value in sizes.items() if value is not None]
+    sizes = ["height", "width"]
+    if name not in DDIM:  # whose pipelines take neither
+        sizes.append("max_sequence_length")
+        if sampler.schedule == "linear":
+            arguments.append(f"sigmas=[1 - k / {sampler.steps} for k in range({sampler.steps})]")
+    arguments += [f"{key}={value}" for key in sizes if (value := getattr(sampler, key)) is not None]
     return [*lines, f"image = pipe({', '.join(arguments)}).images[0]"]
 
 

@@ -16,7 +16,7 @@ from mmrubric.config import config_hash, save_config
 from mmrubric.errors import InputError, RunError
 from mmrubric.record import RunRecord
 from pipelines import shards
-from trainers import checks, parts, rollouts
+from trainers import card, checks, parts, rollouts
 from trainers.checkpoint import Checkpoint, CheckpointStore
 from trainers.config import TrainConfig
 from trainers.distributed import Dist, split_rows
@@ -248,10 +248,13 @@ class Trainer:
             raise RunError(failure[0])
 
     def export(self) -> None:
-        """Write the weights to `<run>/model`, loadable by plain diffusers: the average where one is kept."""
+        """Write the weights to `<run>/model`, loadable by plain diffusers: the average where one is kept. With a model
+        card beside them."""
         if self.dist.main or shards.is_sharded(self.policy.module):
             with nullcontext() if self.config.ema.decay is None else self.policy.weights("ema"):
                 self.policy.save_pretrained(str(self.directory / "model"))
+        if self.dist.main:
+            card.write_card(self.directory, self.directory / "model")
         self.dist.barrier()
 
     def _starting_point(self) -> Checkpoint | None:

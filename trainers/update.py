@@ -21,6 +21,9 @@ from trainers.losses import Batch, Loss, LossOut, weighted_sum
 from trainers.losses.kl import KL
 from trainers.metrics import Means, add_replay
 
+RECOMPUTED = {"old_log_prob": "log_prob", "old_mean": "mean", "old_value": "value"}
+"""Fields of `Batch` from the policy before the update, and the fields of `StepOut` that they are."""
+
 
 @dataclass
 class Items:
@@ -48,6 +51,8 @@ class Plan:
     """Their weights; 0 = padding."""
     normaliser: float
     """Items with weight > 0 over all ranks, skipped ones included."""
+    fresh: bool = False
+    """The weights are still those from before the update: what would be recomputed is what the forward gives."""
 
 
 def decayed(step: int, steps: int, share: float) -> float:
@@ -135,6 +140,9 @@ class Updater:
         exact = self.loss.kind == "replay" and not recompute and sampled_at == self.optim.batch_size
         plans = [self._plan(items, trained & chunk, live & chunk, exact) for chunk in self._chunks(rollout, items)]
         stats = UpdateStats(Means(), skipped=int((trained & ~live).sum()) if self.options.skip_zero else 0)
+        if recompute and self.optim.epochs == 1 and not self._sampled_otherwise(rollout):
+            for plan in [plan for plan in plans if plan.microbatches][:1]:
+                plan.fresh = True
         self._prepare(rollout, items, plans, recompute)
         if recompute and any(plan.microbatches for plan in plans) and self._sampled_otherwise(rollout):
             self._weigh(rollout, items, plans, stats.log)
@@ -232,8 +240,8 @@ class Updater:
                     assert source is not None
                     setattr(batch, name, source[tuple(index.to(source.device) for index in where)])
             if recompute:
-                names = {"old_log_prob": "log_prob", "old_mean": "mean", "old_value": "value"}
-                self._run(rollout, items, plans, {k: v for k, v in names.items() if k in needs})
+                stale = [plan for plan in plans if not plan.fresh]
+                self._run(rollout, items, stale, {k: v for k, v in RECOMPUTED.items() if k in needs})
         elif "velocity_old" in needs:
             with self.policy.weights("old"):
                 self._run(rollout, items, plans, {"velocity_old": "velocity"})
@@ -288,6 +296,10 @@ class Updater:
             with nullcontext() if number == last else self.dist.no_sync(self.policy.module):
                 step = self._forward(rollout, items, part, need)
                 batch = items.batch.take(part.to(self.device))
+                if plan.fresh:
+                    for name, output in RECOMPUTED.items():
+                        if name in self.loss.needs:
+                            setattr(batch, name, getattr(step, output).detach())
                 out = self.loss(step, batch)
                 total = out.loss
                 if self.kl.active:

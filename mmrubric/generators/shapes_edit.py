@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmrubric.checks import number
+from mmrubric.checks import number, switch
 from mmrubric.errors import InputError
 from mmrubric.generators.base import RubricGenerator, registry
 from mmrubric.prompt import Grounding, Media, Prompt
@@ -33,18 +33,24 @@ class ShapesEditGenerator(RubricGenerator):
 
     A statement about something that got lost is false, not unknown.
 
+    The criterion of the edit itself is hard: a picture that keeps everything and does nothing scores 0. Without that,
+    preferences among pictures that miss the edit teach a generator to copy its source.
+
     Args:
+        hard: whether a failed edit makes the score 0.
         min_psnr: least PSNR in dB to the source outside the edited region, for the criterion `pixels`.
         weights: weight of the criteria of a group, where it is not 1.
 
     Raises:
-        InputError: an unknown group, or a number that is not above 0.
+        InputError: an unknown group, a number that is not above 0, or `hard` is no bool.
     """
 
+    hard: bool = True
     min_psnr: float = _MIN_PSNR
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        switch("generator 'shapes_edit': hard", self.hard)
         for name, value in (("min_psnr", self.min_psnr), *self.weights.items()):
             if name not in ("min_psnr", *GROUPS):
                 raise InputError(
@@ -65,7 +71,12 @@ class ShapesEditGenerator(RubricGenerator):
             raise InputError("generator 'shapes_edit' takes an instruction with its source: no grounding or exemplars")
         text = prompt.text if isinstance(prompt, Prompt) else prompt
         criteria = tuple(
-            criterion.model_copy(update={"weight": float(self.weights.get(criterion.category, 1.0))})
+            criterion.model_copy(
+                update={
+                    "weight": float(self.weights.get(criterion.category, 1.0)),
+                    "hard": self.hard and criterion.category == "follow",
+                }
+            )
             for criterion in criteria_of(parse_edit(text), self.min_psnr)
         )
         return Rubric(prompt=text, criteria=criteria, provenance=Provenance(generator="shapes_edit/1"))

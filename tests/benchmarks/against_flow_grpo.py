@@ -270,7 +270,7 @@ def density(action: Tensor, mean: Tensor, std: float) -> Tensor:
 
 
 def advantages(rewards: np.ndarray) -> np.ndarray:
-    """[P * G]: reward minus its group's mean, over the standard deviation of all rewards [P, G]."""
+    """[P * G]: reward minus its group's mean, over the deviation of all rewards [P, G]."""
     centred = rewards - rewards.mean(1, keepdims=True)
     centred[np.ptp(rewards, axis=1) <= 1e-6] = 0.0
     return (centred / (rewards.std() + 1e-4)).flatten()
@@ -355,7 +355,8 @@ def table(found: dict[str, list[dict[str, Any]]], difference: float, steps: int)
             "",
             *lines,
             "",
-            f"Largest difference between the weights of the first four rows at the end: {difference:.1e}.",
+            f"Largest difference between the weights of the first four rows at the end: {difference:.1e}. They do the "
+            "same arithmetic: a guided model call per sampling step, and one with its backward pass per trained step.",
             "",
         ]
     )

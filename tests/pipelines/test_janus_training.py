@@ -5,7 +5,6 @@ import torch
 from mmrubric import Prompt
 from mmrubric.shapes.grammar import enumerate_specs
 from mmrubric.shapes.world import SIZE
-from pipelines import load_policy
 from pipelines.janus import JanusAdapter
 from pipelines.policy import TokenSampler
 from pipelines.seeds import row_seed
@@ -99,7 +98,7 @@ def test_clusters_are_nearer_to_the_latent_than_chance(tmp_path):
 
 def test_the_codebook_learns_and_the_decoder_sees_codes_alone():
     model = Reconstruct(build_vq())
-    images, noise = torch.rand(2, 3, 32, 32) * 0 + 0.3, torch.zeros(2, 8, 4, 4)
+    images, noise = torch.full((2, 3, 32, 32), 0.3), torch.zeros(2, 8, 4, 4)
     model.quantise = True
     output, pull = model(images, noise)
     (output.square().mean() + pull).backward()

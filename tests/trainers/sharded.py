@@ -93,6 +93,7 @@ def compare(directory: Path) -> None:
     how: dict[str, Any] = {"tune": "lora", "precision": "bf16"} if (directory / "unet").is_dir() else {}
     alone = load_policy(directory, device="cpu", **how)
     spread = load_policy(directory, device="cpu", shard=sharder(torch.device("cpu")), **how)
+    assert isinstance(alone, FlowPolicy) and isinstance(spread, FlowPolicy)
     size, most = alone.adapter.default_size, min(alone.adapter.max_sources, 1)
     rows = {}
     for each in range(world):

@@ -112,6 +112,19 @@ def test_a_hub_id_is_the_base_model_and_servers_stay_unnamed(
     assert "training prompts: unknown at step 0, 0.25 at step 1" in write_card(tmp_path, model).read_text()
 
 
+def test_the_call_of_a_ddim_pipeline_and_of_an_editor(runs: dict[str, tuple[Path, np.ndarray]], tmp_path: Path) -> None:
+    """Their pipelines take no noise levels and no text length; an editor takes a picture."""
+    (tmp_path / "deployed.json").write_text('{"steps": 7, "guidance": 7.5, "height": 64, "max_sequence_length": 0}')
+    for name, expected in (
+        ("StableDiffusionPipeline", 'prompt="...", guidance_scale=7.5, num_inference_steps=7, height=64)'),
+        ("QwenImageEditPipeline", 'image=source, prompt="...", negative_prompt="", true_cfg_scale=7.5, num_inf'),
+    ):
+        (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": name}))
+        card = write_card(runs["full"][0], tmp_path).read_text()
+        assert f"from diffusers import {name}\n" in card and f"image = pipe({expected}" in card
+    assert front_matter(card)["pipeline_tag"] == "image-to-image"
+
+
 def test_a_token_model(tmp_path: Path) -> None:
     """Whole and as a LoRA: the code loads it with plain transformers."""
     config = settings(tmp_path, tiny_janus_directory(tmp_path / "janus"), rollout__sampler={"kind": "tokens"},

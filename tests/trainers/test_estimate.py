@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mmrubric.config import save_config
 from mmrubric.errors import InputError
 from pipelines import LoraOptions, load_policy, skeleton
+from pipelines.diffusion import FlowPolicy
 from pipelines.testing_flux import tiny_flux_directory
 from pipelines.testing_tokens import tiny_janus_directory
 from tests.trainers.toys import settings
@@ -90,6 +91,7 @@ def test_the_skeleton_has_the_numbers_of_the_loaded_model(tune: str, tmp_path: P
     directory = tiny_flux_directory(tmp_path / "flux")
     lora = LoraOptions(rank=3) if tune == "lora" else None
     policy = load_policy(directory, tune, lora, device="cpu")  # type: ignore[arg-type]
+    assert isinstance(policy, FlowPolicy)
     made = skeleton.build(directory, tune, lora)
     assert all(p.is_meta for part in (made.denoiser, made.vae, *made.encoders) for p in part.parameters())
     numbers = outlook.count(made, ("FluxTransformerBlock", "FluxSingleTransformerBlock"))

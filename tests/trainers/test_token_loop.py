@@ -191,3 +191,21 @@ def test_what_the_model_does_not_take_is_refused(tmp_path: Path, janus: Path, ch
 def test_a_token_sampler_on_a_flow_model_is_refused_before_weights_load(tmp_path: Path, tiny_model: Path):
     with pytest.raises(InputError, match="takes flow"):
         parts.read_inputs(settings(tmp_path, tiny_model, **CLIP), judge=RedJudge())
+
+
+@pytest.mark.parametrize(("updates", "calls"), [(1, 4), (2, 6)])
+def test_old_log_probs_are_not_computed_again_while_the_weights_are_those_of_the_start(
+    tmp_path: Path, janus: Path, updates: int, calls: int
+):
+    # 4 rows in micro-batches of 1: 4 forwards of the update, and before it those of the second optimizer step's 2 rows
+    policy = pipelines.load_policy(janus, device="cpu")
+    config = settings(tmp_path, janus, **CLIP, optim__batch_size=1, optim__updates_per_rollout=updates)
+    rollout, made, replay = _sample(policy, config), [], policy.log_prob
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append(len(args[1]))
+        return replay(*args, **kwargs)
+
+    policy.log_prob = counted
+    metrics = _update(policy, config, rollout, [1.0, -1.0, 0.5, -0.5]).log.reduce(Dist())
+    assert len(made) == calls and metrics["replay/ratio_max"] == 1.0
