@@ -1,13 +1,21 @@
 """The training of the shipped Janus model, and the model."""
 
+import numpy as np
 import torch
+from transformers import JanusForConditionalGeneration, JanusProcessor
 
-from mmrubric import Prompt
-from mmrubric.shapes.grammar import enumerate_specs
+import judges
+from mmrubric import Prompt, generators
+from mmrubric.judging import JudgeRequest
+from mmrubric.scores import ScoreTable, summarize
+from mmrubric.shapes.grammar import draw_specs, enumerate_specs
 from mmrubric.shapes.world import SIZE
+from pipelines import load_policy
 from pipelines.janus import JanusAdapter
+from pipelines.load import SHIPPED
 from pipelines.policy import TokenSampler
-from pipelines.seeds import row_seed
+from pipelines.quiet import quiet
+from pipelines.seeds import eval_seed, row_seed
 from pipelines.shapes.data import draw_pictures
 from pipelines.shapes.janus_models import CODES, GRID, SPECIAL, build_janus, build_janus_tokenizer, build_processor
 from pipelines.shapes.janus_models import build_vq as build_whole_vq
@@ -106,3 +114,44 @@ def test_the_codebook_learns_and_the_decoder_sees_codes_alone():
     assert table is not None and 0 < (table.abs().sum(1) > 0).sum() < CODES
     first = model.vq.encoder.conv_in.weight.grad
     assert first is not None and first.abs().max() > 0
+
+
+SHIPPED_JANUS = SHIPPED["shapes-janus"]
+
+
+def test_the_shipped_model_draws_what_prompts_ask_for_more_often_than_not():
+    policy = load_policy("shapes-janus", None, device="cpu")
+    assert policy.kind == "tokens"
+    specs = draw_specs("heldout", 40, 0)
+    prompts = [Prompt(id=f"e{i}", text=spec.text) for i, spec in enumerate(specs)]
+    rollout = policy.sample(prompts, [eval_seed(0, prompt.id, 0) for prompt in prompts])
+    rubrics = [generators.build("shapes").generate_sync(spec.text) for spec in specs]
+    pictures = zip(rubrics, rollout.images, strict=True)
+    verdicts = judges.build("shapes").score_sync([
+        JudgeRequest(rubric, picture, sample_id=str(row)) for row, (rubric, picture) in enumerate(pictures)
+    ])  # fmt: skip
+    tables = [
+        ScoreTable.from_verdicts(rubric, [str(row)], [row_verdicts])
+        for row, (rubric, row_verdicts) in enumerate(zip(rubrics, verdicts, strict=True))
+    ]
+    # of pictures of other prompts about a third of the criteria hold
+    assert summarize(tables).mean_pass_rate > 0.5
+    # room to improve
+    assert summarize(tables).strict_completion < 0.7
+
+
+def test_plain_transformers_generates_from_the_shipped_model():
+    assert sum(file.stat().st_size for file in SHIPPED_JANUS.iterdir()) < 8e6
+    assert all(file.stat().st_mode & 0o044 == 0o044 for file in SHIPPED_JANUS.iterdir())
+    with quiet():
+        model = JanusForConditionalGeneration.from_pretrained(SHIPPED_JANUS, dtype=torch.float32).eval()
+        processor = JanusProcessor.from_pretrained(SHIPPED_JANUS)
+    inputs = processor(text=["a large red circle on a white background"], generation_mode="image", return_tensors="pt")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        tokens = model.generate(**inputs, generation_mode="image", num_return_sequences=8)
+    with torch.no_grad():
+        pixels = (model.decode_image_tokens(tokens).numpy() / 2 + 0.5) * 255
+    red = (np.abs(pixels - np.array([215, 35, 40])).max(-1) < 60).sum((1, 2))
+    # a large circle has 314 to 415 pixels
+    assert ((red > 250) & (red < 450)).sum() >= 4 and (np.median(pixels, (1, 2, 3)) > 230).sum() >= 6
