@@ -43,8 +43,8 @@ def _sample(policy: Any, config: TrainConfig, rows: int = 4, batch: int | None =
     keys = [(row // 2, row % 2) for row in range(rows)]
     return policy.sample(
         [shown[p] for p, _ in keys], [seeds.row_seed(0, 0, *key) for key in keys], config.rollout.sampler,
-        checks.loss_of(config).record(config.rollout.sampler), prompt_rows=[p for p, _ in keys], sample_index=[s for _, s in keys],
-        batch=batch,
+        checks.loss_of(config).record(config.rollout.sampler), prompt_rows=[p for p, _ in keys],
+        sample_index=[s for _, s in keys], batch=batch,
     )  # fmt: skip
 
 
