@@ -75,7 +75,7 @@ def _places(criterion: Criterion, seen: Seen, asked: str) -> Iterator[Place]:
     if criterion.category != "relation":
         return
     start = asked.rindex(criterion.text)
-    for name in (criterion.arguments["first"], criterion.arguments["second"]):
+    for name in map(str, (criterion.arguments["first"], criterion.arguments["second"])):
         here = [item for item in seen.items if item.shape == name]
         if len(here) == 1:
             end = start + criterion.text.index(f" {name}") + len(name)
