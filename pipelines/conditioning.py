@@ -228,7 +228,10 @@ class Conditioner:
             device, name = self._adapter.device, ""
             if store is not None:
                 types = sorted({str(p.dtype) for module in self._adapter.frozen for p in module.parameters()})
-                name = store.key(kind=kind, key=[_plain(part) for part in key], types=types, device=device.type)
+                tiling = bool(getattr(self._adapter.pipe.vae, "use_tiling", False))
+                name = store.key(
+                    kind=kind, key=[_plain(part) for part in key], types=types, device=device.type, tiling=tiling
+                )
                 if (found := store.load(name, device)) is not None:
                     return found
             self.encoders.bring(device)

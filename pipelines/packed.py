@@ -53,6 +53,8 @@ class PackedAdapter(DiffusersAdapter):
     """Adapter of a model on packed latents, deployed with noise levels that are shifted by the image's size."""
 
     default_sequence_length = 512
+    default_steps = 28
+    """Denoising steps of the plain pipeline."""
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -112,5 +114,7 @@ class PackedAdapter(DiffusersAdapter):
     def deployed(self, height: int, width: int) -> Sampler:
         """What the plain pipeline does at this size when it is given a prompt and nothing else."""
         return Sampler(
-            steps=28, shift=self.shift_for(height, width), shift_terminal=self.pipe.scheduler.config.shift_terminal
+            steps=self.default_steps,
+            shift=self.shift_for(height, width),
+            shift_terminal=self.pipe.scheduler.config.shift_terminal,
         )

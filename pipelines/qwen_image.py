@@ -23,6 +23,8 @@ from pipelines.packed import PackedAdapter, pack, unpack
 class QwenImageAdapter(PackedAdapter):
     """Adapter of a `QwenImagePipeline`."""
 
+    default_steps = 50
+
     def __init__(self, pipe: Any) -> None:
         super().__init__(pipe)
         if pipe.text_encoder is None:

@@ -86,12 +86,11 @@ def load_tokens(name: str, source: str, options: Options) -> TokenPolicy:
     adapter = build_adapter(name, source)
     tune, model = options.tune, adapter.model
     dtype = torch.float32 if tune == "full" else AUTOCAST[options.precision] or torch.float32
-    nn.Module.to(model, options.device, dtype).eval().requires_grad_(False)
+    # Shards are cut on the CPU: no device ever holds the whole.
+    place = options.device if options.shard is None else "cpu"
+    nn.Module.to(model, place, dtype).eval().requires_grad_(False)
     nn.Module.to(adapter.vq, options.device, torch.float32)
     parts = [model.get_submodule(part) for part in adapter.trainable]
-    if options.shard is not None:
-        for part in parts:
-            part.to("cpu")
     if tune == "full":
         for part in parts:
             part.requires_grad_(True)

@@ -158,13 +158,20 @@ def _usage(config: dict[str, Any], model: Path) -> str:
     lines = [f"from diffusers import {name}", "", f'pipe = {name}.from_pretrained("{source}"{absent})']
     if adapter:
         lines.append(f'pipe.load_lora_weights("{model.name}")  # this directory')
-    return _code("\n".join([*lines, *_call(name, model)]))
+    if adapter and name in DDIM:
+        lines += [
+            "from diffusers import DDIMScheduler", "",
+            "pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False)",
+        ]  # fmt: skip
+    return _code("\n".join([*lines, *_call(name, model, config)]))
 
 
-def _call(name: str, model: Path) -> list[str]:
-    """The call that gives what the evaluation saw, from `deployed.json`, whose missing fields are `Sampler`'s own."""
+def _call(name: str, model: Path, config: dict[str, Any]) -> list[str]:
+    """The call that gives what the evaluation saw: with `eval.sampler`, else with `deployed.json`, whose missing fields
+    are `Sampler`'s own."""
     file = model / DEPLOYED_FILE
-    sampler = Sampler.model_validate(json.loads(file.read_text()) if file.is_file() else {})
+    deployed = json.loads(file.read_text()) if file.is_file() else {}
+    sampler = Sampler.model_validate(config.get("eval", {}).get("sampler") or deployed)
     lines, arguments = [], ['prompt="..."']
     if "Kontext" in name or "Edit" in name:
         arguments.insert(0, "image=source")

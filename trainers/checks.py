@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trainers.config import TrainConfig
 
 logger = logging.getLogger(__name__)
+TOKEN_CLIP = 0.2
+"""Default clip of a token's ratio, which is no mean over latent dimensions. PPO, arXiv 1707.06347."""
 
 
 def check(config: TrainConfig) -> None:
@@ -32,8 +34,11 @@ def check(config: TrainConfig) -> None:
 
 
 def loss_of(config: TrainConfig) -> losses.Loss:
-    """The loss with its options; RPO through nft takes advantage_max 1 unless told otherwise."""
+    """The loss with its options; RPO through nft takes advantage_max 1 and token models clip at 0.2 unless told
+    otherwise."""
     options = dict(config.loss.options)
+    if config.loss.name == "clip" and config.rollout.sampler.kind == "tokens":
+        options.setdefault("clip", TOKEN_CLIP)
     if config.loss.name == "nft" and config.advantage.name == "rpo":
         options.setdefault("advantage_max", nft_loss.RPO_ADVANTAGE_MAX)
     return losses.build(config.loss.name, **options)
@@ -143,6 +148,11 @@ def _late(config: TrainConfig) -> None:
         return
     if not config.rollout.overlap:
         raise InputError("rollout.late=true judges while the next step samples, but rollout.overlap=false forbids it")
+    if getattr(config.rollout.sampler, "log_prob", "gaussian") == "cps" and loss_of(config).kind == "replay":
+        raise InputError(
+            "rollout.sampler.log_prob=cps with rollout.late=true: it is no log density, so that nothing could correct "
+            "for the older weights; use gaussian"
+        )
     if config.loss.old_log_prob == "recorded":
         raise InputError(
             "loss.old_log_prob=recorded with rollout.late=true: the recorded log-probs are of weights one update "

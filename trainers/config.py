@@ -189,8 +189,8 @@ class LossSection(Section):
     sample_with: Literal["old", "trained"] = "old"
     """nft: the weights that draw the training samples (the paper: the old policy)."""
     old_log_prob: Literal["auto", "recorded", "recompute"] = "auto"
-    """Log-probs of the rollout, or computed again before the update; auto computes them again when the
-    update's batch size is not the rollout's, because kernels depend on it."""
+    """Log-probs of the rollout, or of the weights before the update; auto takes the latter where they may differ: for
+    token models, for late judging, and when the update's batch size is not the rollout's, as kernels depend on it."""
     skip_zero: bool = True
     """Leave out forwards whose loss and KL gradient are exactly 0. Changes no number, only the time."""
 
@@ -289,11 +289,6 @@ class TrainConfig(Section):
 
         check(self)
         return self
-
-    @property
-    def rows_per_rank(self) -> int:
-        """Rows that a rank samples per step."""
-        return self.data.prompts_per_step * self.rollout.drawn // self.run.processes
 
     @property
     def kl_name(self) -> str:

@@ -46,7 +46,9 @@ class Shard:
         return np.flatnonzero(self.weight)
 
 
-def split_rows(prompts: int, samples: int, world: int, placement: Placement = "spread") -> list[Shard]:
+def split_rows(
+    prompts: int, samples: int, world: int, placement: Placement = "spread", updates: int = 1
+) -> list[Shard]:
     """Split the prompts x samples rows of a step into one shard per rank.
 
     Args:
@@ -55,6 +57,8 @@ def split_rows(prompts: int, samples: int, world: int, placement: Placement = "s
         world: number of ranks.
         placement: `spread` cuts the row list into even runs, so a group may lie on two ranks; `whole` keeps
             each group on one rank (pair judges need both images in one place).
+        updates: optimizer steps that share out the groups by prompt row modulo their number. With `spread` every rank
+            gets its part of each, or some would wait with filler rows while others train.
 
     Returns:
         Shards of equal length; a rank with fewer rows repeats its last one (or the step's first) at weight 0.
@@ -67,7 +71,10 @@ def split_rows(prompts: int, samples: int, world: int, placement: Placement = "s
     if placement not in ("spread", "whole"):
         raise InputError(f"unknown placement {placement!r}; known: spread, whole")
     rows = np.stack(np.divmod(np.arange(prompts * samples), samples), 1)
-    if placement == "spread":
+    if placement == "spread" and updates > 1:
+        dealt = rows[np.argsort(rows[:, 0] % updates, kind="stable")]
+        parts = [part[np.lexsort((part[:, 1], part[:, 0]))] for part in (dealt[rank::world] for rank in range(world))]
+    elif placement == "spread":
         parts = np.array_split(rows, world)
     else:
         groups = np.array_split(rows.reshape(prompts, samples, 2), world)

@@ -61,7 +61,10 @@ class Trainer:
         self.dist = Dist()
 
         self.prompts = PromptSampler(made.prompts, config.data.prompts_per_step, config.run.seed, config.data.shuffle)
-        self.shard = split_rows(config.data.prompts_per_step, config.rollout.drawn, self.dist.world)[self.dist.rank]
+        self.shard = split_rows(
+            config.data.prompts_per_step, config.rollout.drawn, self.dist.world,
+            updates=config.optim.updates_per_rollout,
+        )[self.dist.rank]  # fmt: skip
         self.aggregator = aggregate.build(config.reward.aggregate, **config.reward.options)
         self.advantage = advantage.build(config.advantage.name, **checks.advantage_options(config))
         self.loss, self.kl, self.decay = checks.loss_of(config), checks.kl_of(config), checks.decay_of(config)
@@ -280,6 +283,7 @@ class Trainer:
             precision=config.model.precision,
             group_size=config.rollout.drawn,
             unique_prompts=config.data.prompts_per_step,
+            grouped=config.advantage.name != "reward",
             old_moves=config.loss.name == "nft"
             and (config.loss.old_schedule == "type1" or optim.updates_per_rollout * optim.epochs > 1),
         )
@@ -294,7 +298,7 @@ class Trainer:
         if isinstance(self.advantage, advantage.rpo.Rpo):
             metrics |= pair_metrics([v for group in groups for _, _, v in self.advantage.pairs(group)])
         metrics["adapter/trainable_params"] = float(sum(p.numel() for p in self.updater.parameters))
-        if self.dist.world > 1:
+        if self.dist.world > 1 and not shards.is_sharded(self.policy.module):
             metrics["dist/param_checksum_spread"] = self.dist.checksum_spread(self.updater.parameters)
         state = self.policy.state_dict() if self.config.ema.decay is not None else {}
         total = self.dist.sum if shards.is_sharded(self.policy.module) else float

@@ -296,6 +296,7 @@ def default_limits(
     group_size: int | None = None,
     unique_prompts: int | None = None,
     old_moves: bool = False,
+    grouped: bool = True,
 ) -> dict[str, Limit]:
     """Limits of field/trainers.md section 3 for a run.
 
@@ -305,6 +306,7 @@ def default_limits(
         unique_prompts: prompts asked for per step.
         old_moves: whether the old policy differs from the trained one at the first pass (decay above 0, or
             several updates per rollout); only then is an `nft/old_deviate` of 0 a fault.
+        grouped: whether the samples of a group are compared with one another (not with a value head).
     """
     replay = 1e-6 if precision == "fp32" else 1e-5
     limits = {
@@ -317,6 +319,8 @@ def default_limits(
         "adapter/trainable_params": Limit(above=0, help="nothing trains"),
         "dist/param_checksum_spread": Limit(max=0, help="ranks hold different weights"),
     }
+    if not grouped:
+        del limits["group/zero_std_share"], limits["group/tie_share"]
     if group_size is not None:
         limits["group/size_min"] = limits["group/size_max"] = Limit(min=group_size, max=group_size)
     if unique_prompts is not None:

@@ -235,6 +235,12 @@ def read_inputs(
         refuse_same_judge(judge.id, eval_judge.id, config.eval.allow_same_judge)
     train = prompts.load(config.data.prompts, config.data.limit)
     heldout = prompts.load(config.eval.prompts, config.eval.limit) if eval_judge is not None else None
+    for prompt in (*train.prompts, *(heldout.prompts if heldout is not None else ())):
+        if len(prompt.sources) > 1:
+            raise InputError(
+                f"prompt '{prompt.id}' has {len(prompt.sources)} source images: rubrics and judges are shown one, so "
+                "the others would count for nothing in training; give one"
+            )
     if config.data.prompts_per_step > len(train):
         raise InputError(
             f"data.prompts_per_step={config.data.prompts_per_step}, but {train.name} has {len(train)} prompts"

@@ -258,6 +258,8 @@ class Updater:
         where = (items.rows,) if rollout.sampler.kind == "tokens" else (items.rows, items.steps)
         sampled = rollout.log_probs[tuple(index.to(rollout.log_probs.device) for index in where)]
         gap = batch.old_log_prob - sampled.to(self.device)
+        if getattr(self.loss.options, "ratio", "token") == "sequence":
+            gap = losses.per_item(LossOut(gap), batch.mask).loss
         batch.importance = gap.exp().clamp(max=self.importance_cap)
         done = torch.zeros(len(items), dtype=torch.bool, device=self.device)
         for part in (part for plan in plans for part in plan.microbatches):
@@ -311,16 +313,26 @@ class Updater:
             log.add_all(out.metrics, weight)
             log.add("loss/value", total, weight)
             if first_pass and step.log_prob is not None:
-                self._check_replay(log, rollout, step.log_prob, batch, items.steps[part], weight)
+                self._check_replay(log, rollout, step.log_prob, batch, (items.rows[part], items.steps[part]), weight)
 
     def _check_replay(
-        self, log: Means, rollout: Rollout, log_prob: Tensor, batch: Batch, steps: Tensor, weight: Tensor
+        self,
+        log: Means,
+        rollout: Rollout,
+        log_prob: Tensor,
+        batch: Batch,
+        where: tuple[Tensor, Tensor],
+        weight: Tensor,
     ) -> None:
-        """The first pass against the log-probs that it starts from."""
+        """The first pass against the log-probs that it starts from, and against those of the rollout."""
+        assert batch.old_log_prob is not None and rollout.log_probs is not None
+        index = where if log_prob.ndim == 1 else where[:1]
+        sampled = rollout.log_probs[tuple(part.to(rollout.log_probs.device) for part in index)].to(log_prob.device)
+        apart = losses.per_item(LossOut((log_prob.detach() - sampled).abs()), batch.mask).loss
+        log.add("replay/sampled_absdiff", apart, weight)
         if log_prob.ndim == 1:
-            add_replay(log, log_prob, batch.old_log_prob, rollout.steps[steps], weight)
+            add_replay(log, log_prob, batch.old_log_prob, rollout.steps[where[1]], weight)
             return
-        assert batch.old_log_prob is not None
         mask = torch.ones_like(log_prob) if batch.mask is None else batch.mask.to(log_prob.dtype)
         each = (mask * weight.unsqueeze(1)).flatten()
         add_replay(log, log_prob.flatten(), batch.old_log_prob.flatten(), None, each)

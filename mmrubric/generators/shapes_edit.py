@@ -33,11 +33,9 @@ class ShapesEditGenerator(RubricGenerator):
 
     A statement about something that got lost is false, not unknown.
 
-    The criterion of the edit itself is hard: a picture that keeps everything and does nothing scores 0. Without that,
-    preferences among pictures that miss the edit teach a generator to copy its source.
-
     Args:
-        hard: whether a failed edit makes the score 0.
+        hard: whether a failed edit makes the score 0. Preferences then say nothing about pictures that all miss the
+            edit.
         min_psnr: least PSNR in dB to the source outside the edited region, for the criterion `pixels`.
         weights: weight of the criteria of a group, where it is not 1.
 
@@ -45,7 +43,7 @@ class ShapesEditGenerator(RubricGenerator):
         InputError: an unknown group, a number that is not above 0, or `hard` is no bool.
     """
 
-    hard: bool = True
+    hard: bool = False
     min_psnr: float = _MIN_PSNR
     weights: Mapping[str, float] = field(default_factory=dict)
 

@@ -70,7 +70,9 @@ def edit_boxes(arguments: Mapping[str, Any], source: Seen) -> list[tuple[float, 
     reach = 1.1 * RADII.get(item.size, RADII["large"])[1] + _MARGIN
     dx, dy = DIRECTIONS[_known(arguments, "direction", DIRECTIONS)] if "direction" in arguments else (0, 0)
     places = [(item.x, item.y), (item.x + MOVE * dx, item.y + MOVE * dy)][: 2 if "direction" in arguments else 1]
-    return [_box(x, y, reach) for x, y in places]
+    boxes = [_box(x, y, reach) for x, y in places]
+    # A move out of the picture ends nowhere.
+    return [(left, top, right, bottom) for left, top, right, bottom in boxes if left < right and top < bottom]
 
 
 def _box(x: float, y: float, reach: float) -> tuple[float, float, float, float]:

@@ -1,6 +1,8 @@
 """Train the shipped editor of the shapes world: `python -m pipelines.shapes.train_edit`.
 
-It goes on where it stopped. The VAE is the shipped one of the text-to-image generator and stays as it is.
+It goes on where it stopped. The VAE is the shipped one of the text-to-image generator and stays as it is. The shipped
+weights were trained by these defaults but for the rate: 2e-3 at first, falling to 6e-4 by step 1,300, then 1.2e-3 with
+a schedule that was shortened and lengthened on the way. A step takes 0.4 s on one core.
 """
 
 from __future__ import annotations
@@ -127,9 +129,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the finished pipeline goes; default FOLDER/pipeline")
     parser.add_argument("--vae", type=Path, default=SHAPES / "vae", help="folder of a trained VAE")
     parser.add_argument("--pairs", type=int, default=24_000)
-    parser.add_argument("--steps", type=int, default=4_000)
+    parser.add_argument("--steps", type=int, default=4_400)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--rate", type=float, default=1.2e-3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save-every", type=int, default=250)
     options = parser.parse_args()

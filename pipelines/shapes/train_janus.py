@@ -32,7 +32,7 @@ from pipelines.shapes.train import half
 from pipelines.shapes.train_janus_lm import train_lm
 from pipelines.shapes.train_janus_vq import encode_tokens, refine_vq_decoder, train_vq
 
-DEPLOYED = {"kind": "tokens", "guidance": 3.0}
+DEPLOYED = {"kind": "tokens", "guidance": 1.5}
 """Sampler that the model is evaluated with."""
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--smooth-steps", type=int, default=1_000)
     parser.add_argument("--vq-steps", type=int, default=1_200)
     parser.add_argument("--decoder-steps", type=int, default=1_500)
-    parser.add_argument("--lm-steps", type=int, default=1_200)
+    parser.add_argument("--lm-steps", type=int, default=1_950)
     parser.add_argument("--lm-batch", type=int, default=64)
     parser.add_argument("--lm-rate", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=1)

@@ -149,7 +149,7 @@ def test_plain_transformers_generates_from_the_shipped_model():
     inputs = processor(text=["a large red circle on a white background"], generation_mode="image", return_tensors="pt")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        tokens = model.generate(**inputs, generation_mode="image", num_return_sequences=8)
+        tokens = model.generate(**inputs, generation_mode="image", num_return_sequences=8, guidance_scale=2.0)
     with torch.no_grad():
         pixels = (model.decode_image_tokens(tokens).numpy() / 2 + 0.5) * 255
     red = (np.abs(pixels - np.array([215, 35, 40])).max(-1) < 60).sum((1, 2))

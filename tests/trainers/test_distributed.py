@@ -44,6 +44,17 @@ def test_split_by_hand():
         split_rows(3, 2, 2, "random")  # type: ignore[arg-type]
 
 
+@given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 7), st.integers(2, 5))
+@settings(max_examples=50, deadline=None)
+def test_every_rank_has_its_part_of_every_optimizer_step(prompts: int, samples: int, world: int, updates: int):
+    shards = split_rows(prompts, samples, world, updates=updates)
+    seen = [(int(shard.prompt_rows[i]), int(shard.samples[i])) for shard in shards for i in shard.real]
+    assert sorted(seen) == [(row, sample) for row in range(prompts) for sample in range(samples)]
+    for chunk in range(updates):
+        held = [int((shard.prompt_rows[shard.real] % updates == chunk).sum()) for shard in shards]
+        assert max(held) - min(held) <= 1
+
+
 def test_canonical_order_and_rows_that_come_twice():
     items = [(1, "b", "x"), (0, "c", "y"), (1, "a", "z")]
     assert canonical(items, lambda i: i[:2]) == [(0, "c", "y"), (1, "a", "z"), (1, "b", "x")]

@@ -44,7 +44,8 @@ class Batch:
     old_log_prob: Tensor | None = None
     """[n] or [n, T], of the policy before the update; of a flow model the mean over latent dimensions."""
     importance: Tensor | None = None
-    """[n] or [n, T], truncated probability ratio of the policy before the update to what sampled, where they differ."""
+    """[n] or [n, T] (as the loss has its ratio), truncated probability ratio of the policy before the update to what
+    sampled, where they differ."""
     log_prob_ref: Tensor | None = None
     """[n, T], of the reference."""
     old_value: Tensor | None = None

@@ -102,7 +102,6 @@ def _surrogate(step: StepOut, batch: Batch, advantage: Tensor, options: ClipOpti
     importance = batch.importance
     if options.ratio == "sequence":
         log_ratio = per_item(LossOut(log_ratio), batch.mask).loss
-        importance = None if importance is None else per_item(LossOut(importance), batch.mask).loss
     out = clipped_surrogate(log_ratio, advantage if advantage.ndim > 1 else expand_as(advantage, log_ratio), options)
     return per_item(_weighed(out, importance), batch.mask)
 
