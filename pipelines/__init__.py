@@ -1,6 +1,16 @@
 """Generators seen as policies: sample with a record, replay log-probs."""
 
 from pipelines.load import LoraOptions, load_policy
-from pipelines.policy import Policy, Rollout, RowSeed, Sampler, StepOut, Window
+from pipelines.policy import Policy, Rollout, RowSeed, Sampler, StepOut, TokenSampler, Window
 
-__all__ = ["LoraOptions", "Policy", "Rollout", "RowSeed", "Sampler", "StepOut", "Window", "load_policy"]
+__all__ = [
+    "LoraOptions",
+    "Policy",
+    "Rollout",
+    "RowSeed",
+    "Sampler",
+    "StepOut",
+    "TokenSampler",
+    "Window",
+    "load_policy",
+]
