@@ -89,6 +89,7 @@ def draw_curve(folder: Path) -> None:
     for group, colour in COLOURS.items():
         values = [100 * row[f"eval/{group}_mean"] for row in rows]
         axes.plot([row["step"] for row in rows], values, "o-", color=colour, ms=3, label=f"{group} {values[-1]:.0f} %")
+    axes.set_ylim(0, 100)
     axes.legend(frameon=False, loc="lower right")
     clean(axes, "held-out criteria met, %")
     figure.savefig(FOLDER / "edit_rpo.png", dpi=110)

@@ -87,7 +87,7 @@ def criteria_of(edit: Edit, min_psnr: float = _MIN_PSNR) -> list[Criterion]:
     def criterion(
         id: str, category: str, text: str, check: str = "", parents: tuple[str, ...] = (), **more: Any
     ) -> Criterion:
-        arguments = {"check": check or id, "shape": shape, **more}
+        arguments: dict[str, Any] = {"check": check or id, "shape": shape, **more}
         return Criterion(
             id=id, text=text, category=category, depends_on=parents, verifier=VERIFIER, arguments=arguments
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def test_a_source_that_lacks_the_shape_makes_its_criteria_not_apply():
     ],
 )
 def test_a_criterion_for_another_judge_or_with_bad_arguments_is_refused(changes: dict, message: str):
-    fields = {"id": "x", "text": "It is so.", "verifier": "rule:shapes_edit",
+    fields: dict[str, Any] = {"id": "x", "text": "It is so.", "verifier": "rule:shapes_edit",
               "arguments": {"check": "removed", "shape": "circle"}}  # fmt: skip
     rubric = Rubric(prompt="remove the circle", criteria=(Criterion(**{**fields, **changes}),))
     picture = render(cases()[0].source)

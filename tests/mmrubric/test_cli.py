@@ -74,7 +74,7 @@ def test_rubric_json_is_the_rubric():
     [
         (["rubric", "  "], "the prompt is empty"),
         (["rubric", "a dragon", "--generator", "shapes"], "outside the world of shapes"),
-        (["rubric", PROMPT, "--generator", "nope"], "shapes, template"),
+        (["rubric", PROMPT, "--generator", "nope"], "shapes, shapes_edit, template"),
         (["rubric", PROMPT, "--option", "x"], "write it as key=value"),
         (["judge", "x.png"], "either --prompt TEXT"),
         (["judge", "x.png", "--prompt", PROMPT, "--rubric", "r.yaml"], "not both"),

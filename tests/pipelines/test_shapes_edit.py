@@ -32,7 +32,9 @@ from pipelines.shapes.train_edit import EditModel, draw_pairs, train_edit
 
 @pytest.fixture(scope="module")
 def policy() -> FlowPolicy:
-    return load_policy("shapes-edit", tune=None, device="cpu")
+    loaded = load_policy("shapes-edit", tune=None, device="cpu")
+    assert isinstance(loaded, FlowPolicy)
+    return loaded
 
 
 def test_it_is_small_and_a_plain_kontext_pipeline(policy: FlowPolicy):

@@ -137,10 +137,11 @@ def test_judging_runs_while_the_caller_goes_on() -> None:
 
 
 def test_leaving_cancels_what_is_under_way() -> None:
+    before = set(threading.enumerate())
     with JudgeWorker(_Slow()) as worker:
         future = worker.submit([_request()])
     assert future.cancelled() or future.done()
-    assert not [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    assert not [thread for thread in threading.enumerate() if not thread.daemon and thread not in before]
 
 
 class _Forgetful(_Slow):
