@@ -21,6 +21,7 @@ FILES = (
     "tests/pipelines/test_contract.py",
     "tests/pipelines/test_token_contract.py",
     "tests/pipelines/test_tokens.py",
+    "tests/pipelines/test_token_ranks.py",
     "tests/trainers/test_architectures.py",
     "tests/trainers/test_sharding.py",
     "tests/trainers/test_token_loop.py",
@@ -156,9 +157,7 @@ TOKENS = {
         "The training loop makes a step with loss.name=clip.",
         Check("test_a_step_moves_the_weights_and_its_first_pass_has_ratio_one"),
     ),
-    "ppo": Row.of(
-        "The same with ppo.", Check("test_ppo_trains_the_value_head_with_one_sample_per_prompt", case="Janus")
-    ),
+    "ppo": Row.of("The same with ppo.", Check("test_ppo_trains_the_value_head_with_one_sample_per_prompt")),
     "nft": Row.of(
         "The same with nft.",
         *(
@@ -168,9 +167,12 @@ TOKENS = {
     ),
     "resume": Row.of(
         "Steps, a checkpoint and further steps equal all steps at once, bitwise.",
-        Check("test_n_and_m_steps_equal_n_resume_m", case="Janus"),
+        Check("test_n_and_m_steps_equal_n_resume_m"),
     ),
-    "FSDP2": Row.of("Two ranks that hold the weights in shards equal one process."),
+    "FSDP2": Row.of(
+        "Two ranks that hold the weights in shards equal one process.",
+        Check("test_tf46_two_ranks_train_as_one_process"),
+    ),
 }
 
 HEAD = """# Models

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [tiny_janus_directory, tiny_emu3_directory])
+@pytest.mark.parametrize("build", [tiny_janus_directory, tiny_emu3_directory], ids=["janus", "emu3"])
 def test_tf46_two_ranks_train_as_one_process(build, tmp_path):
     model = build(tmp_path / "model")
     one = load_policy(model, device="cpu", value_head=True, ema=True)

@@ -73,12 +73,12 @@ def test_a_step_moves_the_weights_and_its_first_pass_has_ratio_one(tmp_path: Pat
         assert second["loss/kl_k3"] > 0
 
 
-def test_n_and_m_steps_equal_n_resume_m(tmp_path: Path, janus: Path):
-    whole = settings(tmp_path, janus, run__name="whole", **CLIP, run__steps=3, ema__decay=0.9)
+def test_n_and_m_steps_equal_n_resume_m(tmp_path: Path, model: Path):
+    whole = settings(tmp_path, model, run__name="whole", **CLIP, run__steps=3, ema__decay=0.9)
     with _trainer(whole) as trainer:
         trainer.run()
         expected = trainer.policy.state_dict()
-    half = settings(tmp_path, janus, run__name="half", **CLIP, run__steps=3, ema__decay=0.9, run__resume="auto")
+    half = settings(tmp_path, model, run__name="half", **CLIP, run__steps=3, ema__decay=0.9, run__resume="auto")
     with _trainer(half) as trainer:
         trainer.run(2)
     with _trainer(half) as trainer:
@@ -153,9 +153,9 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(tmp_path: Path, janus: 
     assert torch.allclose(one, four, atol=1e-5 * float(four.abs().max()) + 1e-7)
 
 
-def test_ppo_trains_the_value_head_with_one_sample_per_prompt(tmp_path: Path, janus: Path):
+def test_ppo_trains_the_value_head_with_one_sample_per_prompt(tmp_path: Path, model: Path):
     config = settings(
-        tmp_path, janus, run__steps=6, rollout__group_size=1, rollout__sampler=TOKENS, advantage__name="reward",
+        tmp_path, model, run__steps=6, rollout__group_size=1, rollout__sampler=TOKENS, advantage__name="reward",
         loss__name="ppo", loss__levels=4, data__prompts_per_step=4, optim__lr=1e-2,
     )  # fmt: skip
     with _trainer(config) as trainer:
