@@ -31,6 +31,7 @@ _UNUSED = {
         "false",
         "fsdp_reshard_after_forward=false: weights are swapped between forwards, so each must gather them anew",
     ),
+    "FSDP_AUTO_WRAP_POLICY": ("size_based_wrap", "fsdp_auto_wrap_policy=SIZE_BASED_WRAP: layers are taken by class"),
 }
 """Settings of accelerate's FSDP section that cannot be followed, with the value that asks for them."""
 

@@ -366,6 +366,7 @@ def test_what_the_launcher_asks_for() -> None:
         ({"FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params"),
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, r"model\.gradient_checkpointing=true"),
         ({"FSDP_RESHARD_AFTER_FORWARD": "false"}, "gather them anew"),
+        ({"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP"}, "taken by class"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, r"configs/accelerate/fsdp2\.yaml"),
     ]:
         with pytest.raises(InputError, match=message):
