@@ -3,6 +3,7 @@ load."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from trainers.config import JudgeSection, TrainConfig
 from trainers.distributed import check_processes, prepare_environment
 from trainers.judge_worker import refuse_same_judge
 from trainers.prompts import PromptSampler, PromptSet
+
+logger = logging.getLogger(__name__)
 
 
 class RubricBook:
@@ -235,12 +238,12 @@ def read_inputs(
         refuse_same_judge(judge.id, eval_judge.id, config.eval.allow_same_judge)
     train = prompts.load(config.data.prompts, config.data.limit)
     heldout = prompts.load(config.eval.prompts, config.eval.limit) if eval_judge is not None else None
-    for prompt in (*train.prompts, *(heldout.prompts if heldout is not None else ())):
-        if len(prompt.sources) > 1:
-            raise InputError(
-                f"prompt '{prompt.id}' has {len(prompt.sources)} source images: rubrics and judges are shown one, so "
-                "the others would count for nothing in training; give one"
-            )
+    several = sum(len(prompt.sources) > 1 for prompt in train.prompts)
+    if several:
+        logger.warning(
+            "%d prompts of %s have several source images: the generator reads them all, but the rubric generator and "
+            "the judge are shown the first", several, train.name,
+        )  # fmt: skip
     if config.data.prompts_per_step > len(train):
         raise InputError(
             f"data.prompts_per_step={config.data.prompts_per_step}, but {train.name} has {len(train)} prompts"

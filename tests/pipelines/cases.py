@@ -67,13 +67,14 @@ CASES = {
         "FluxKontextPipeline", lambda path: tiny_flux_directory(path, kontext=True), 20,
         lambda scale: {"guidance_scale": scale}, sources=1, reads="0 or 1",
     ),
-    "qwen-image": Case("QwenImagePipeline", tiny_qwen_image_directory, 24, true_cfg),
+    "qwen-image": Case("QwenImagePipeline", tiny_qwen_image_directory, 24, true_cfg, steps=50),
     "qwen-image-edit": Case(
         "QwenImageEditPipeline", tiny_qwen_image_edit_directory, 24, true_cfg, sources=1, reads="1", one_by_one=True,
+        steps=50,
     ),
     "qwen-image-edit-plus": Case(
         "QwenImageEditPlusPipeline", lambda path: tiny_qwen_image_edit_directory(path, plus=True), 24, true_cfg,
-        sources=2, reads="1 to 3", one_by_one=True,
+        sources=2, reads="1 to 3", one_by_one=True, steps=50,
     ),
     "sd15": Case(
         "StableDiffusionPipeline", tiny_sd15_directory, 0, negative_cfg, packed=False, noises=("ddim",), unit=2,

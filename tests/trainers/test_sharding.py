@@ -159,7 +159,8 @@ def test_ranks_equal_one_process(name: str, runs: Path) -> None:
     moved = max(float((v - start[f"ema/{k[10:]}"]).abs().max()) for k, v in start.items() if k.startswith("trainable/"))
     assert moved > 40 * TOLERANCE
     for row in metrics(runs / name):
-        assert row["dist/param_checksum_spread"] == 0
+        # The metric is for ranks that each hold the whole.
+        assert row.get("dist/param_checksum_spread") == (None if name.endswith("fsdp2") else 0)
     pairs = zip(metrics(runs / f"{name.split('-')[0]}-1"), metrics(runs / name), strict=True)
     for one, many in pairs:
         assert one["optim/grad_norm"] == pytest.approx(many["optim/grad_norm"], rel=1e-3)
