@@ -91,7 +91,7 @@ class RoutedJudge(SyncMixin):
         """
         asked = [request for request in requests if not request.identical]
         singles = [
-            JudgeRequest(request.rubric, candidate, source=request.source, grounding=request.grounding, sample_id=name)
+            JudgeRequest(request.rubric, candidate, request.sources, request.grounding, sample_id=name)
             for request in asked
             for name, candidate in zip(_names(request), (request.a, request.b), strict=True)
         ]

@@ -48,8 +48,9 @@ class ServeOptions(Config):
     """Interpreter of the environment that holds vLLM."""
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs of one replica."""
-    images: int = Field(default=3, ge=1)
-    """Pictures in one request at most: candidate, source and reference, or two candidates and a source."""
+    images: int = Field(default=6, ge=1)
+    """Pictures in one request at most, those of worked examples included. 6 = two candidates, a reference and three
+    sources, as many as an editing model reads."""
     max_model_len: int | None = Field(default=8192, ge=1)
     """Tokens of prompt and answer together; None = what the model says."""
     dtype: str = "auto"

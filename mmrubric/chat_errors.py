@@ -17,9 +17,10 @@ _FATAL = {
     403: "the key may not use this; check the rights of {key}",
     404: "no such model or path; check base_url {url} and model {model}",
 }
+_TOO_MANY = "start the server with a larger --limit-mm-per-prompt (mmrubric serve-judge: --images)"
 _TOO_LONG = "the prompt is longer than the model takes; raise --max-model-len"
 _HINTS = (
-    ("at most", "image", Failure.server_error, "start the server with a larger --limit-mm-per-prompt"),
+    ("at most", "image", Failure.server_error, _TOO_MANY),
     ("must contain the word", "json", Failure.server_error, "name JSON in the prompt"),
     ("context length", "", Failure.server_error, _TOO_LONG),
     ("context_length", "", Failure.server_error, _TOO_LONG),

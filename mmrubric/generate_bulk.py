@@ -19,25 +19,21 @@ from mmrubric.errors import InputError, RunError
 from mmrubric.generators.base import RubricGenerator
 from mmrubric.generators.llm import GenerationFailed
 from mmrubric.judging import run_all, run_sync
-from mmrubric.prompt import Prompt
+from mmrubric.prompt import Media, Prompt
 from mmrubric.rubric import Rubric
 
 _TEXTS = ("prompt", "text", "caption", "instruction")
 _IDS = ("id", "prompt_id", "item_id")
 
 
-@dataclass(frozen=True)
-class Row:
-    """A prompt of a file, with the source image of an edit."""
-
-    prompt: Prompt
-    source: Path | None = None
+_SOURCES = ("sources", "source")
 
 
-def read_prompts(path: Path) -> list[Row]:
-    """Prompts of a .jsonl file (objects with `prompt` and perhaps `id` and `source`, or texts) or a .txt file.
+def read_prompts(path: Path) -> list[Prompt]:
+    """Prompts of a .jsonl file (objects with `prompt` and perhaps `id` and `sources`, or texts) or a .txt file.
 
-    Ids that are not given are line numbers. A source is a path, from the file's folder on.
+    Ids that are not given are line numbers. Sources are paths, from the file's folder on; a single one (`source`) needs
+    no list.
 
     Raises:
         InputError: the file cannot be read, is empty, or a line has no prompt, or an id of an earlier one.
@@ -48,15 +44,13 @@ def read_prompts(path: Path) -> list[Row]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-    rows = [_row(line, path, count) for count, line in enumerate(lines, 1) if line.strip()]
-    if not rows:
+    prompts = [_prompt(line, path, count) for count, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
         raise InputError(f"{path}: holds no prompt")
-    seen: dict[str, None] = {}
-    for row in rows:
-        if row.prompt.id in seen:
-            raise InputError(f"{path}: id {row.prompt.id!r} is given twice")
-        seen[row.prompt.id] = None
-    return rows
+    twice = [id for id, count in Counter(prompt.id for prompt in prompts).items() if count > 1]
+    if twice:
+        raise InputError(f"{path}: id {twice[0]!r} is given twice")
+    return prompts
 
 
 @dataclass
@@ -73,7 +67,7 @@ class Generated:
 
 def generate_all(
     generator: RubricGenerator,
-    rows: Sequence[Row],
+    prompts: Sequence[Prompt],
     *,
     width: int = 64,
     max_failure_share: float = 0.2,
@@ -83,7 +77,7 @@ def generate_all(
 
     Args:
         generator: who writes them.
-        rows: the prompts.
+        prompts: the prompts; their sources, if any, are paths.
         width: prompts at a time.
         max_failure_share: it stops as soon as the generator has failed on more than this share of the prompts, whether
             a fallback wrote their rubrics or nobody.
@@ -92,42 +86,42 @@ def generate_all(
     Raises:
         RunError: too many failures, or the server refuses every call; what was answered is in the store.
     """
-    return run_sync(_all(generator, rows, width, number("max_failure_share", max_failure_share, 0.0, 1.0), advance))
+    return run_sync(_all(generator, prompts, width, number("max_failure_share", max_failure_share, 0.0, 1.0), advance))
 
 
 async def _all(
-    generator: RubricGenerator, rows: Sequence[Row], width: int, share: float, advance: Callable[[int], None]
+    generator: RubricGenerator, prompts: Sequence[Prompt], width: int, share: float, advance: Callable[[int], None]
 ) -> Generated:
     # Equal prompts at the same time would both be asked about, because neither is in the store yet.
-    counts = Counter((row.prompt.text, row.source) for row in rows)
-    left = iter({(row.prompt.text, row.source): row for row in reversed(rows)}.items())
-    made: dict[tuple[str, Path | None], Rubric] = {}
-    why: dict[tuple[str, Path | None], str] = {}
+    keyed = [((prompt.text, prompt.sources), prompt) for prompt in prompts]
+    counts = Counter(key for key, _ in keyed)
+    left = iter(dict(reversed(keyed)).items())
+    made: dict[tuple[str, tuple[Media, ...]], Rubric] = {}
+    why: dict[tuple[str, tuple[Media, ...]], str] = {}
 
     async def work() -> None:
-        for key, row in left:
+        for key, prompt in left:
             try:
-                made[key] = await generator.generate(row.prompt, source=row.source)
+                made[key] = await generator.generate(prompt, prompt.sources)
                 reason = fell_back(made[key])
             except GenerationFailed as error:
                 reason = str(error)
             if reason is not None:
                 why[key] = reason
-                if sum(counts[one] for one in why) > share * len(rows):
+                if sum(counts[one] for one in why) > share * len(prompts):
                     raise RunError(
                         f"the generator failed on {len(why)} prompts, more than max_failure_share={share:g} of "
-                        f"{len(rows)} allows; the last: {reason}"
+                        f"{len(prompts)} allows; the last: {reason}"
                     )
             advance(counts[key])
             # A generator that never waits would keep the others, and Ctrl-C, from their turn.
             await asyncio.sleep(0)
 
     await run_all(work() for _ in range(min(width, len(counts))))
-    keyed = [(row.prompt.id, (row.prompt.text, row.source)) for row in rows]
     return Generated(
-        [_named(made[key], id) for id, key in keyed if key in made],
-        {id: why[key] for id, key in keyed if key not in made},
-        {id: why[key] for id, key in keyed if key in made and key in why},
+        [_named(made[key], prompt.id) for key, prompt in keyed if key in made],
+        {prompt.id: why[key] for key, prompt in keyed if key not in made},
+        {prompt.id: why[key] for key, prompt in keyed if key in made and key in why},
     )
 
 
@@ -141,7 +135,7 @@ def fell_back(rubric: Rubric) -> str | None:
     return next((note for note in rubric.provenance.notes if note.startswith("written by ")), None)
 
 
-def _row(line: str, path: Path, count: int) -> Row:
+def _prompt(line: str, path: Path, count: int) -> Prompt:
     where = f"{path}:{count}"
     data: Any = line.strip()
     if path.suffix == ".jsonl":
@@ -156,12 +150,15 @@ def _row(line: str, path: Path, count: int) -> Row:
     text = next(_values(data, _TEXTS), None)
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{where}: no prompt; give it as {', '.join(_TEXTS)}")
-    source = data.get("source")
-    if source is not None:
-        source = path.parent / str(source)
+    given = list(_values(data, _SOURCES))
+    if len(given) > 1:
+        raise InputError(f"{where}: give source or sources, not both")
+    listed = given[0] if given and isinstance(given[0], list) else given
+    sources = tuple(path.parent / str(source) for source in listed)
+    for source in sources:
         if not source.is_file():
-            raise InputError(f"{where}: field source: there is no file {source}")
-    return Row(Prompt(id=str(next(_values(data, _IDS), count)), text=text.strip()), source)
+            raise InputError(f"{where}: field sources: there is no file {source}")
+    return Prompt(id=str(next(_values(data, _IDS), count)), text=text.strip(), sources=sources)
 
 
 def _values(data: dict[str, Any], names: Sequence[str]) -> Iterator[Any]:

@@ -76,7 +76,7 @@ def rubric_of(prompt: str | None, file: Path | None, generator: str | None, opti
     return generate(prompt, generator, options_of(options, "--option"))
 
 
-def generate(text: str, generator: str | None, options: dict[str, Any], source: Path | None = None) -> Rubric:
+def generate(text: str, generator: str | None, options: dict[str, Any], sources: Sequence[Path] = ()) -> Rubric:
     """The rubric of a prompt that a person typed."""
     from mmrubric import generators
     from mmrubric.prompt import Prompt
@@ -84,9 +84,8 @@ def generate(text: str, generator: str | None, options: dict[str, Any], source: 
     text = text.strip()
     if not text:
         raise InputError("the prompt is empty: write what the picture should show")
-    return generators.build(generator or _suits(text), **options).generate_sync(
-        Prompt(id="prompt", text=text), source=source
-    )
+    prompt = Prompt(id="prompt", text=text, sources=tuple(sources))
+    return generators.build(generator or _suits(text), **options).generate_sync(prompt, prompt.sources)
 
 
 def _suits(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
-from mmrubric.prompt import Grounding, Media
+from mmrubric.prompt import Grounding, Media, Prompt, checked_sources
 from mmrubric.rubric import Rubric
 from mmrubric.verdict import Verdict
 
@@ -35,13 +35,13 @@ class JudgeRequest:
     """Score one candidate by one rubric. Weights and signs are in the rubric, but are never shown to a judge.
 
     Raises:
-        InputError: `rubric` is no Rubric, or the candidate is missing.
+        InputError: `rubric` is no Rubric, the candidate is missing, or `sources` is no sequence of images.
     """
 
     rubric: Rubric
     candidate: Candidate
-    source: Media | None = None
-    """Source image of an edit; shown, never judged."""
+    sources: tuple[Media, ...] = ()
+    """Source images of an edit, in order, the one that is edited first; shown, never judged."""
     grounding: Grounding | None = None
     sample_id: str | None = None
     """Id that the verdicts carry; default: the content hash of the candidate."""
@@ -50,8 +50,16 @@ class JudgeRequest:
         _check_rubric(self.rubric)
         if self.candidate is None:
             raise InputError("judge request: field candidate is missing; give an image or a text")
+        object.__setattr__(self, "sources", checked_sources(self.sources, "judge request"))
         if self.sample_id is None:
             object.__setattr__(self, "sample_id", candidate_id(self.candidate))
+
+    @classmethod
+    def of_sample(
+        cls, prompt: Prompt, rubric: Rubric, candidate: Candidate, sample_id: str | None = None
+    ) -> JudgeRequest:
+        """Score what a policy made of a prompt, beside the source images that it was shown."""
+        return cls(rubric, candidate, prompt.sources, sample_id=sample_id)
 
 
 @dataclass(frozen=True)
@@ -59,13 +67,14 @@ class PairRequest:
     """Compare two candidates by one rubric.
 
     Raises:
-        InputError: `rubric` is no Rubric, or a candidate is missing.
+        InputError: `rubric` is no Rubric, a candidate is missing, or `sources` is no sequence of images.
     """
 
     rubric: Rubric
     a: Candidate
     b: Candidate
-    source: Media | None = None
+    sources: tuple[Media, ...] = ()
+    """As of `JudgeRequest`."""
     grounding: Grounding | None = None
     sample_ids: tuple[str, str] | None = None
     """Ids of a and b; default: their content hashes, which are equal when the candidates are."""
@@ -75,6 +84,7 @@ class PairRequest:
         for name in ("a", "b"):
             if getattr(self, name) is None:
                 raise InputError(f"pair request: field {name} is missing; give an image or a text")
+        object.__setattr__(self, "sources", checked_sources(self.sources, "pair request"))
         if self.sample_ids is None:
             object.__setattr__(self, "sample_ids", (candidate_id(self.a), candidate_id(self.b)))
 
@@ -86,7 +96,7 @@ class PairRequest:
     def swapped(self) -> PairRequest:
         """The same question in the other order."""
         ids = None if self.sample_ids is None else (self.sample_ids[1], self.sample_ids[0])
-        return PairRequest(self.rubric, self.b, self.a, self.source, self.grounding, ids)
+        return PairRequest(self.rubric, self.b, self.a, self.sources, self.grounding, ids)
 
 
 def _check_rubric(rubric: object) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from mmrubric.errors import InputError
 from mmrubric.judging import Candidate
-from mmrubric.prompt import Media
+from mmrubric.prompt import Media, checked_sources
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class PreferencePair:
     """What generators learn from, and what verification holds a rubric against.
 
     Raises:
-        InputError: not exactly two candidates, or `preferred` is neither 0 nor 1 nor None.
+        InputError: not exactly two candidates, `sources` is no sequence of images, or `preferred` is neither 0 nor 1
+            nor None.
     """
 
     prompt: str
@@ -23,8 +24,8 @@ class PreferencePair:
     preferred: int | None = None
     """Index of the preferred candidate: 0 or 1. Both should occur in a data set, or a model learns the position.
     None = nobody has said."""
-    source: Media | None = None
-    """Source image of an edit."""
+    sources: tuple[Media, ...] = ()
+    """Source images of an edit, in order, the one that is edited first."""
     id: str = ""
     rationale: str = ""
     """Why, in a person's words."""
@@ -32,6 +33,7 @@ class PreferencePair:
     def __post_init__(self) -> None:
         if len(self.candidates) != 2:
             raise InputError(f"pair {self.id!r}: needs two candidates, got {len(self.candidates)}")
+        object.__setattr__(self, "sources", checked_sources(self.sources, f"pair {self.id!r}"))
         if self.preferred not in (None, 0, 1) or isinstance(self.preferred, bool):
             raise InputError(f"pair {self.id!r}: preferred must be 0 or 1, got {self.preferred!r}")
 

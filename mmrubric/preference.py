@@ -212,6 +212,15 @@ def pair_advantages(
     return np.divide(total, count, out=np.zeros(size), where=count > 0), (count > 0).astype(np.float64)
 
 
+def win_rates(pairs: Iterable[Pair], size: int) -> Floats:
+    """[S] share of a sample's answered pairs that it wins, in [0, 1]; NaN where none was answered.
+
+    A tie counts half, and so do two orders that disagree. As a reward it is that of Pref-GRPO, arXiv 2508.20751.
+    """
+    above, weight = pair_advantages(pairs, size, 0.5, -0.5)
+    return np.where(weight > 0, 0.5 + above, np.nan)
+
+
 def list_map(ranks: ArrayLike, win: float = 1.0, loss: float = -0.1, centered: bool = False) -> tuple[Floats, Floats]:
     """Advantage [S] linear in the rank, from `win` at rank 1 to `loss` at the worst rank, and weight [S].
 

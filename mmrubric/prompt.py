@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -38,9 +39,24 @@ class Prompt:
         for name in ("text", "negative"):
             if not isinstance(getattr(self, name), str):
                 raise InputError(f"prompt {self.id!r}: field {name} must be text, got {getattr(self, name)!r}")
-        if isinstance(self.sources, (str, bytes)):
-            raise InputError(f"prompt {self.id!r}: field sources must be a sequence of images")
-        object.__setattr__(self, "sources", tuple(self.sources))
+        object.__setattr__(self, "sources", checked_sources(self.sources, f"prompt {self.id!r}"))
+
+
+def checked_sources(sources: object, where: str) -> tuple[Media, ...]:
+    """Source images as a tuple.
+
+    Raises:
+        InputError: one image in place of a sequence, or a missing one among them; the message begins with `where`.
+    """
+    # An array would be taken apart into its rows, bytes into numbers.
+    if not isinstance(sources, Sequence) or isinstance(sources, (str, bytes, bytearray)):
+        raise InputError(
+            f"{where}: field sources must be a sequence of images, got {type(sources).__name__}; write [image] "
+            "for a single one"
+        )
+    if any(source is None for source in sources):
+        raise InputError(f"{where}: field sources holds None; leave out what is missing")
+    return tuple(sources)
 
 
 @dataclass(frozen=True)

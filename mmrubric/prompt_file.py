@@ -15,6 +15,8 @@ from mmrubric.errors import InputError
 from mmrubric.store import canonical_json
 
 _HOLE = re.compile(r"\{\{(\w+)\}\}")
+_HEAD = re.compile(r"[^,.:;(，：（]*[^\s,.:;(，：（]")
+"""What a label names, up to a comma, colon or bracket."""
 Holes = Mapping[str, Mapping[str, Collection[str]]]
 """Sections, their texts, and the holes that each text may have."""
 
@@ -63,6 +65,15 @@ def fenced(name: str, text: str) -> str:
     while tag in text:
         tag = _sha256(tag)[:8]
     return f"<{name}-{tag}>\n{text}\n</{name}-{tag}>"
+
+
+def numbered_label(label: str, number: int, count: int) -> str:
+    """The label of one of `count` things: 'Source, before:' becomes 'Source 2, before:'; a single one keeps its own.
+
+    A text of its own for it in a prompt file would change the file's hash, and with it the id of every judge and the
+    prompts that a shipped model was trained with.
+    """
+    return label if count == 1 else _HEAD.sub(lambda head: f"{head[0]} {number}", label, count=1)
 
 
 def _sha256(text: str) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mmrubric import rubric_io
 from mmrubric.aggregate.base import Aggregator, Context
 from mmrubric.errors import InputError
+from mmrubric.group import Pair, check_pairs
 from mmrubric.record_rows import FORMAT, TRAIN, Attempt, SampleRow
 from mmrubric.rubric import Rubric
 from mmrubric.scores import ScoreTable
@@ -44,6 +45,20 @@ class RecordedGroup:
         return ScoreTable.from_verdicts(
             self.rubric, [row.sample_id for row in self.rows], [row.verdicts for row in self.rows]
         )
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """(row of a, row of b, verdict) of what the judge compared; empty where it scored.
+
+        Raises:
+            InputError: a pair names a sample that the group does not hold.
+        """
+        at = {row.sample_id: number for number, row in enumerate(self.rows)}
+        try:
+            named = [(n, at[other], verdict) for n, row in enumerate(self.rows) for other, verdict in row.compared]
+        except KeyError as error:
+            raise InputError(f"step {self.step}, prompt {self.prompt_id!r}: compared with {error}, not there") from None
+        return check_pairs(named, len(self.rows))
 
     @property
     def rewards(self) -> NDArray[np.float64]:
@@ -131,9 +146,17 @@ class RecordReader:
 
         Yields:
             (group, rewards [S]); NaN = not scorable.
+
+        Raises:
+            InputError: the judge of a group compared its samples, so that there is nothing to aggregate.
         """
         epoch: int | None = None
         for block in self._blocks(phase, judge_id):
+            if any(row.compared for group in block for row in group.rows):
+                raise InputError(
+                    f"{self.path}: step {block[0].step}: judge {block[0].judge_id!r} compared samples and scored none; "
+                    "no aggregator makes rewards of that"
+                )
             places = [Context(step=g.step, epoch=g.rows[0].epoch or 0, prompt_id=g.prompt_id) for g in block]
             training = block[0].phase == TRAIN
             if training:

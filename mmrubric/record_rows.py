@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mmrubric.errors import InputError
+from mmrubric.group import PairVerdict
 from mmrubric.judging import Candidate, candidate_id
 from mmrubric.rubric import Rubric
 from mmrubric.verdict import Verdict
@@ -30,7 +31,9 @@ class SampleRow:
     """`judging.candidate_id` of what the judge was given."""
     judge_id: str
     verdicts: tuple[Verdict, ...]
-    """Every verdict, failures included."""
+    """Every verdict, failures included; none where the judge compares."""
+    compared: tuple[tuple[str, PairVerdict], ...] = ()
+    """(sample id of b, verdict) of every pair of the group whose a is this sample."""
     phase: str = TRAIN
     """`train`, or a name such as `eval`."""
     prompt_row: int | None = None
@@ -60,6 +63,7 @@ class SampleRow:
         for verdict in self.verdicts:
             if not isinstance(verdict, Verdict) or verdict.sample_id != self.sample_id:
                 raise InputError(f"{where}: verdicts must be Verdict objects of this sample, got {verdict!r}")
+        object.__setattr__(self, "compared", tuple((other, PairVerdict(verdict)) for other, verdict in self.compared))
         if self.reward is not None:
             reward = float(self.reward)
             if math.isinf(reward):
@@ -68,9 +72,10 @@ class SampleRow:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: the sample id once, not in every verdict, and without the fields that are None."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("verdicts", "line")}
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("verdicts", "compared", "line")}
         rows = [{k: v for k, v in verdict.to_dict().items() if k != "sample_id"} for verdict in self.verdicts]
-        return {k: v for k, v in plain.items() if v is not None} | {"verdicts": rows}
+        pairs = {"compared": [[other, verdict.value] for other, verdict in self.compared]} if self.compared else {}
+        return {k: v for k, v in plain.items() if v is not None} | {"verdicts": rows} | pairs
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], line: int = 0) -> SampleRow:

@@ -56,7 +56,11 @@ def write(
     generator: Generator = None,
     option: GeneratorOptions = None,
     source: Annotated[
-        Path | None, typer.Option(help="Source image, where the prompt is an edit of one.", show_default=False)
+        list[Path] | None,
+        typer.Option(
+            help="Source image, where the prompt is an edit; may be repeated, the one that is edited first.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="File to write: .yaml or .json for one, .jsonl for many.", show_default=False)
@@ -82,14 +86,14 @@ def write(
     if prompts is not None:
         if out is None:
             raise InputError("--prompts needs --out FILE.jsonl, one checklist a line")
-        if source is not None:
+        if source:
             raise InputError("--source belongs to one PROMPT; in a file of prompts each line names its own")
         _write_many(prompts, generator or "template", options, out, store, max_failure_share)
         return
     from mmrubric.report.console import rubric_table
 
     assert prompt is not None
-    made = generate(prompt, generator, _with_store(generator, options, store), source)
+    made = generate(prompt, generator, _with_store(generator, options, store), source or ())
     if out is not None:
         made.save(out)
     data = {**made.model_dump(mode="json"), "hash": made.hash, "file": None if out is None else str(out)}
@@ -111,12 +115,12 @@ def _write_many(
     from mmrubric.generate_bulk import generate_all, read_prompts
     from mmrubric.rubric import Rubric
 
-    rows = read_prompts(prompts)
+    listed = read_prompts(prompts)
     if store is None and _takes_store(generator, options):
         store = out.with_suffix(".answers.sqlite")
     writer = generators.build(generator, **_with_store(generator, options, store))
-    with progress("writing checklists", len(rows)) as advance:
-        made = generate_all(writer, rows, max_failure_share=max_failure_share, advance=advance)
+    with progress("writing checklists", len(listed)) as advance:
+        made = generate_all(writer, listed, max_failure_share=max_failure_share, advance=advance)
     if made.rubrics:
         Rubric.save_many(made.rubrics, out)
     spent = _spent(writer)

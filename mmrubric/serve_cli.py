@@ -28,7 +28,7 @@ def serve_judge_command(
         typer.Option(envvar="MMRUBRIC_VLLM_PYTHON", help="Interpreter of the environment that holds vLLM."),
     ] = sys.executable,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs of one replica.")] = 1,
-    images: Annotated[int, typer.Option(help="Pictures in one request at most.")] = 3,
+    images: Annotated[int, typer.Option(help="Pictures in one request at most.")] = 6,
     max_model_len: Annotated[int, typer.Option(help="Tokens of prompt and answer; 0 = what the model says.")] = 8192,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
     flags: Annotated[str, typer.Option(help="Further flags of vLLM, in one string.")] = "",

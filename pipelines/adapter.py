@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from mmrubric.errors import InputError
-from pipelines import flow
+from pipelines import flow, windows
 from pipelines.conditioning import Embedding
 from pipelines.flow import StepTable
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 
 _SCHEDULES = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas", "stochastic_sampling")
 """Options of `FlowMatchEulerDiscreteScheduler` that no adapter repeats."""
@@ -99,8 +99,8 @@ class DiffusersAdapter:
         flow.check_noise(sampler.noise)
 
     def levels(self, sampler: Sampler) -> Tensor:
-        """Noise levels of a sampler, [steps + 1] float32, falling to 0."""
-        return sampler.sigmas()
+        """Noise levels of a sampler, [T + 1] float32, falling to 0."""
+        return windows.levels(sampler)
 
     def step_table(self, levels: Tensor, noise: str, level: float, stochastic: Sequence[int]) -> StepTable:
         """Coefficients of every step, see `pipelines.flow.step_table`."""

@@ -19,7 +19,7 @@ from mmrubric.rubric import Prompt
 from pipelines.embedding_store import EmbeddingStore
 from pipelines.engine import Encoders
 from pipelines.flow import StepTable
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 
 Embedding = tuple[Tensor, ...]
 """What a model reads of one text, without a batch dimension; the adapter says what each tensor is."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmrubric.errors import InputError
 from pipelines.flow import StepTable
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 
 PREDICTIONS = ("epsilon", "v_prediction")
 NOISES = ("ode", "ddim")
@@ -32,13 +32,15 @@ def check_sampler(sampler: Sampler) -> None:
     if sampler.noise not in NOISES:
         raise InputError(f"sampler.noise '{sampler.noise}' is for flow models: this model takes {' or '.join(NOISES)}")
     plain = Sampler()
-    odd = [name for name in ("shift", "shift_terminal", "schedule") if getattr(sampler, name) != getattr(plain, name)]
+    names = ("shift", "shift_terminal", "schedule", "solver")
+    odd = [name for name in names if getattr(sampler, name) != getattr(plain, name)]
     if sampler.max_sequence_length:
         odd.append("max_sequence_length")
     if odd:
         listed = ", ".join(f"sampler.{name}" for name in odd)
         raise InputError(
-            f"{listed} is set, but this model takes the timesteps of its own scheduler and CLIP's text: leave it out"
+            f"{listed} is set, but this model takes DDIM's steps, the timesteps of its own scheduler and CLIP's text: "
+            "leave it out"
         )
 
 

@@ -20,15 +20,14 @@ from pipelines.policy import (
     STEP_FIELDS,
     Rollout,
     RowSeed,
-    Sampler,
     StepOut,
-    TokenSampler,
     batches,
     distinct,
 )
 from pipelines.quiet import quiet
+from pipelines.samplers import Sampler, TokenSampler
 from pipelines.seeds import NoiseStream
-from pipelines.trained import DEPLOYED_FILE, TrainedPolicy, check_rows, number_rows, sample_ids
+from pipelines.trained import DEPLOYED_FILE, TrainedPolicy, check_adopted, check_rows, number_rows, sample_ids
 
 PROVIDES = frozenset({"log_prob", "mean", "std", "dt", "velocity", "sigma"})
 
@@ -128,6 +127,8 @@ class FlowPolicy(TrainedPolicy):
         unique, index = distinct(prompts)
         levels = self.adapter.levels(sampler)
         table = self.adapter.step_table(levels, sampler.noise, sampler.level, stochastic)
+        if sampler.solver == "dpmsolver++":
+            table = flow.second_order(table, stochastic[-1] + 1 if stochastic else 0)
         shape = self._shape(sampler)
         self.conditioner.check(unique, _tokens(sampler))
         paths, images = [], []
@@ -225,12 +226,9 @@ class FlowPolicy(TrainedPolicy):
         Raises:
             InputError: counts differ, or images of another type or shape.
         """
-        if not prompts or len(prompts) != len(samples):
-            raise InputError(f"adopt needs one prompt per sample: {len(prompts)} prompts, {len(samples)} samples")
+        check_adopted(prompts, samples)
         with torch.no_grad():
             if isinstance(samples, np.ndarray):
-                if samples.dtype != np.uint8 or samples.ndim != 4 or samples.shape[3] != 3:
-                    raise InputError(f"images must be uint8 [B, H, W, 3], not {samples.dtype} {samples.shape}")
                 self.adapter.latent_shape(*samples.shape[1:3])
                 parts = [self.adapter.encode_images(samples[p]) for p in batches(len(samples), self.batch)]
                 latents, images = torch.cat(parts), samples

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +23,13 @@ _TRAIN_STEPS = 1000
 """Length of the training schedule of `FlowMatchEulerDiscreteScheduler`; its last noise level is 1 / 1000."""
 
 
-def sigmas(steps: int, shift: float = 1.0, schedule: str = "linear", terminal: float | None = None) -> Tensor:
+def sigmas(
+    steps: int,
+    shift: float = 1.0,
+    schedule: str = "linear",
+    terminal: float | None = None,
+    tail: tuple[int, int] | None = None,
+) -> Tensor:
     """Noise levels from exactly 1 to 0, [steps + 1] float32.
 
     linear: 1 - k / steps, then s * sigma / (1 + (s - 1) * sigma). This is what diffusers' scheduler makes of
@@ -32,10 +38,12 @@ def sigmas(steps: int, shift: float = 1.0, schedule: str = "linear", terminal: f
     from 1 to the shifted 1 / 1000, shifted (again), then 0.
     terminal: after the shift, distances from 1 are scaled so that the last level before 0 is this one
     (`shift_terminal` of the scheduler; Qwen-Image, arXiv 2508.02324, is deployed with 0.02).
+    tail: (start, count): `count` steps take the place of all from number `start` on, at equal distances before the
+    shift; the levels up to `start` stay as they are, bit for bit. MixGRPO-Flash, arXiv 2507.21802.
 
     Raises:
         InputError: no steps, a shift that is not positive, an unknown schedule, a terminal outside (0, 1) or
-            one for a single step.
+            one for a single step, a tail of no step or of more steps than there are.
     """
     if steps < 1 or not shift > 0:
         raise InputError(f"sigmas need steps >= 1 and shift > 0, not {steps} and {shift}")
@@ -46,11 +54,14 @@ def sigmas(steps: int, shift: float = 1.0, schedule: str = "linear", terminal: f
     else:
         lowest = _shifted(torch.tensor(1.0 / _TRAIN_STEPS, dtype=torch.float64), shift)
         levels = torch.linspace(1.0, float(lowest), steps, dtype=torch.float64)
+    last = _shifted(levels[-1], shift)
+    if tail is not None:
+        levels = _thinned(levels, *tail)
     levels = _shifted(levels, shift)
     if terminal is not None:
         if steps < 2 or not 0.0 < terminal < 1.0:
             raise InputError(f"shift_terminal {terminal} must be in (0, 1) and needs 2 or more steps, not {steps}")
-        levels = 1.0 - (1.0 - levels) * ((1.0 - terminal) / (1.0 - levels[-1]))
+        levels = 1.0 - (1.0 - levels) * ((1.0 - terminal) / (1.0 - last))
     levels = torch.cat([levels, levels.new_zeros(1)])
     levels[0] = 1.0
     return check_sigmas(levels.float())
@@ -58,6 +69,17 @@ def sigmas(steps: int, shift: float = 1.0, schedule: str = "linear", terminal: f
 
 def _shifted(levels: Tensor, shift: float) -> Tensor:
     return shift * levels / (1.0 + (shift - 1.0) * levels)
+
+
+def _thinned(levels: Tensor, start: int, count: int) -> Tensor:
+    """Levels [start + count] of [steps], the last ones at equal distances of the number of the step."""
+    steps = len(levels)
+    if not 0 <= start < steps or not 1 <= count <= steps - start:
+        raise InputError(f"a tail of {count} steps from step {start} on does not fit {steps} steps")
+    places = start + (steps - start) * torch.arange(count, dtype=torch.float64) / count
+    below = places.floor().long()
+    above = (below + 1).clamp(max=steps - 1)
+    return torch.cat([levels[:start], levels[below] + (places - below) * (levels[above] - levels[below])])
 
 
 def check_sigmas(levels: Tensor) -> Tensor:
@@ -83,6 +105,9 @@ class StepTable:
     std: Tensor
     sigma: Tensor
     dt: Tensor
+    history: Tensor | None = None
+    """Of a multistep solver: history * (x0 - x0 of the step before) is added to the mean, with estimates
+    x0 = x - sigma v."""
 
 
 def check_noise(noise: str) -> None:
@@ -135,6 +160,24 @@ def step_table(levels: Tensor, noise: str, level: float, stochastic: Sequence[in
         v_scale[chosen] = (1 + rate**2 * (1 - s) / (2 * s)) * s_dt
         std[chosen] = rate * (-s_dt).sqrt()
     return StepTable(x_scale, v_scale, std, sigma, dt)
+
+
+def second_order(table: StepTable, start: int) -> StepTable:
+    """The table with DPM-Solver++(2M), midpoint, from step `start` on, all of which are deterministic.
+
+    With lambda = ln((1 - sigma) / sigma) and h = lambda' - lambda, a first-order step is Euler's, and one of second
+    order adds -dt / sigma * h / (2 h_before) * (x0 - x0_before). The first step has no step before it: noise was drawn
+    between the estimates, so that their difference would be no derivative along the path. The last one, at whose end
+    lambda is infinite, is Euler's too.
+
+    DPM-Solver++, arXiv 2211.01095.
+    """
+    history = torch.zeros_like(table.sigma)
+    log_ratio = torch.log((1 - table.sigma) / table.sigma)
+    here = torch.arange(len(history))[start + 1 : -1]
+    growth = (log_ratio[here + 1] - log_ratio[here]) / (log_ratio[here] - log_ratio[here - 1])
+    history[here] = -table.dt[here] / table.sigma[here] * growth / 2
+    return replace(table, history=history)
 
 
 def step_mean(x: Tensor, velocity: Tensor, table: StepTable, steps: Tensor) -> Tensor:
@@ -210,9 +253,18 @@ def walk(
         form: see `log_prob`.
     """
     states, actions, log_probs, means = [], [], [], []
+    history = [0.0] * len(table.std) if table.history is None else table.history.tolist()
+    before = None
     for number, step_std in enumerate(table.std.tolist()):
         steps = torch.full((len(x),), number)
-        mean = step_mean(x, velocity(x, at_steps(table.sigma, steps, x)), table, steps)
+        sigma = at_steps(table.sigma, steps, x)
+        v = velocity(x, sigma)
+        mean = step_mean(x, v, table, steps)
+        if table.history is not None:
+            estimate = x - _per_item(table.sigma, steps, x, x.dtype) * v
+            if before is not None and history[number]:
+                mean = mean + history[number] * (estimate - before)
+            before = estimate
         if step_std == 0.0:
             x = mean
             continue

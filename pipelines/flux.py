@@ -16,7 +16,7 @@ from mmrubric.errors import InputError
 from pipelines.adapter import clip_problem, length_problem
 from pipelines.conditioning import Embedding
 from pipelines.packed import PackedAdapter, pack, unpack
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 
 
 class FluxAdapter(PackedAdapter):

@@ -20,8 +20,8 @@ from pipelines.embedding_store import EmbeddingStore, fingerprint
 from pipelines.engine import Encoders, EngineOptions
 from pipelines.engine import check as check_engine
 from pipelines.engine import prepare as prepare_engine
-from pipelines.policy import Sampler, TokenSampler
 from pipelines.quiet import quiet
+from pipelines.samplers import Sampler, TokenSampler
 from pipelines.token_adapter import PROVIDES as TOKEN_PROVIDES
 from pipelines.trained import AUTOCAST, DEPLOYED_FILE
 

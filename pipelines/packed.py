@@ -16,7 +16,7 @@ from torch import Tensor
 from mmrubric.errors import InputError
 from mmrubric.images import ImageOptions, normalize
 from pipelines.adapter import DiffusersAdapter
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 
 AS_IS = ImageOptions(max_side=None, max_bytes=None)
 """A source image is scaled once, by the pipeline's own rule."""

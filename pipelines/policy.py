@@ -9,183 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
 
 from mmrubric.errors import InputError
 from mmrubric.rubric import Prompt
-from pipelines import flow
+from pipelines.samplers import Sampler, TokenSampler
 
 RECORDABLE = frozenset({"states", "log_prob", "mean"})
 """What `Policy.sample` can record."""
-
-
-class Window(BaseModel, frozen=True, extra="forbid"):
-    """Steps that are stochastic and trained; the others follow the ODE. MixGRPO, arXiv 2507.21802."""
-
-    size: int = Field(default=0, ge=0)
-    """Number of steps in the window; 0 = every step but the last."""
-    strategy: Literal["fixed", "random", "progressive", "decay", "exp_decay"] = "fixed"
-    """fixed: starts at `lo`; random: drawn per optimisation step. The others move from `lo` towards the end.
-    progressive: stays equally long everywhere; decay, exp_decay: ever shorter, linearly or exponentially."""
-    lo: int = Field(default=0, ge=0)
-    """First step that a window may start at."""
-    hi: int | None = Field(default=None, ge=1)
-    """End (exclusive) of the range that windows stay in; None = the last step, which is never trained."""
-    stride: int = Field(default=1, ge=1)
-    """Moving: steps that the window moves at a time; windows overlap where this is below `size`."""
-    overlap: int | None = Field(default=None, ge=0)
-    """Moving: steps that a window shares with the one before, in place of `stride`, which is then size - overlap."""
-    iters_per_window: int = Field(default=25, ge=1)
-    """Moving: optimisation steps at each position; decay, exp_decay: at the first one."""
-    min_iters: int | None = Field(default=None, ge=1)
-    """decay: optimisation steps at the last position; None = a quarter of `iters_per_window`, at least 1."""
-    decay_rate: float = Field(default=0.1, gt=0.0, allow_inf_nan=False)
-    """exp_decay: k of iters_per_window * exp(-k max(0, start - decay_from)), rounded up."""
-    decay_from: int = Field(default=13, ge=0)
-    """exp_decay: denoising step from which on positions are held shorter."""
-    at_end: Literal["clamp", "roll_back"] = "clamp"
-    """Moving: whether the window stays at the last position or starts again at `lo`."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Window:
-        if self.overlap is not None and self.stride != 1:
-            raise ValueError(
-                f"window.overlap {self.overlap} and window.stride {self.stride} say one thing: give either"
-            )
-        if self.overlap is not None and self.overlap >= self.size:
-            raise ValueError(f"window.overlap is {self.overlap}: it must be below window.size ({self.size})")
-        if self.min_iters is not None and self.min_iters > self.iters_per_window:
-            raise ValueError(f"window.min_iters {self.min_iters} is above iters_per_window {self.iters_per_window}")
-        moving = {"progressive", "decay", "exp_decay"}
-        acts = {
-            **dict.fromkeys(("stride", "overlap", "iters_per_window", "at_end"), moving),
-            "min_iters": {"decay"}, "decay_rate": {"exp_decay"}, "decay_from": {"exp_decay"},
-        }  # fmt: skip
-        for name, strategies in acts.items():
-            if self.strategy not in strategies and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"window.{name} is set but acts only with strategy {', '.join(sorted(strategies))}, "
-                    f"not {self.strategy}"
-                )
-        return self
-
-
-class Sampler(BaseModel, frozen=True, extra="forbid"):
-    """How a flow model draws samples. Stored with every rollout, so that a replay cannot use another schedule."""
-
-    kind: Literal["flow"] = "flow"
-    """Sort of generator that this is for."""
-    steps: int = Field(default=10, ge=1)
-    """Denoising steps."""
-    guidance: float = Field(default=1.0, ge=1.0, allow_inf_nan=False)
-    """Scale of classifier-free guidance; 1 = off, one model call per step. A model with embedded guidance
-    (FLUX.1-dev) is handed the scale, in one call per step whatever it is."""
-    shift: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
-    """Shift of the noise levels, as in diffusers' `FlowMatchEulerDiscreteScheduler`. Where the pipeline shifts
-    by the size of the image, `adapter.shift_for(height, width)` is its value."""
-    shift_terminal: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """Noise level before the last step, to which the shifted levels are stretched (Qwen-Image); None = none."""
-    schedule: Literal["linear", "diffusers"] = "linear"
-    """linear: equal distances from 1 to 0 before the shift. diffusers: what the scheduler takes when nothing
-    but the number of steps is given to it; its last step starts next to 0."""
-    noise: Literal["ode", "sde", "dance", "cps", "ddim"] = "ode"
-    """ode: deterministic; sde: Flow-GRPO; dance: DanceGRPO; cps: coefficients-preserving. Stable Diffusion 1.5, 2 and
-    XL take ode or ddim: DDPO."""
-    level: float = Field(default=0.7, ge=0.0, allow_inf_nan=False)
-    """Amount of noise of the stochastic steps: a (sde, cps) or eta (dance, ddim)."""
-    window: Window | None = None
-    """Steps that are stochastic; None = every step but the last."""
-    same_noise: bool = False
-    """The samples of a prompt share their initial noise and differ by the noise of the steps only."""
-    height: int | None = Field(default=None, ge=1)
-    """Pixels; None = the model's own size."""
-    width: int | None = Field(default=None, ge=1)
-    """Pixels; None = the model's own size."""
-    max_sequence_length: int | None = Field(default=None, ge=0, le=512)
-    """Text tokens: of T5 (SD3, FLUX; an SD3 pipeline without T5 gets as many zero tokens, 0 = none), or of the
-    language model (Qwen-Image, pictures not counted; shorter prompts are padded and masked). None = as deployed."""
-    log_prob: Literal["gaussian", "cps"] = "gaussian"
-    """gaussian: log density of a step, mean over elements; cps: the published form without its constants."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Sampler:
-        if self.noise in ("cps", "ddim") and self.level > 1:
-            raise ValueError(f"sampler.level is {self.level}: {self.noise} takes a level in [0, 1]")
-        if self.log_prob == "cps" and self.noise != "cps":
-            raise ValueError(f"sampler.log_prob 'cps' belongs to noise 'cps', not '{self.noise}': use 'gaussian'")
-        if self.shift_terminal is not None and self.steps < 2:
-            raise ValueError("sampler.shift_terminal is the level before the last of 2 or more steps, steps is 1")
-        if self.same_noise and not self.stochastic:
-            raise ValueError(
-                "sampler.same_noise with deterministic steps makes all samples of a prompt equal: "
-                "take a stochastic noise ('sde', 'dance', 'cps', 'ddim') with a level above 0, or same_noise: false"
-            )
-        return self
-
-    def sigmas(self) -> Tensor:
-        """Noise levels [steps + 1] float32, see `pipelines.flow.sigmas`."""
-        return flow.sigmas(self.steps, self.shift, self.schedule, self.shift_terminal)
-
-    @property
-    def stochastic(self) -> bool:
-        """Whether any step may draw noise."""
-        return self.noise != "ode" and self.level > 0
-
-
-class TokenSampler(BaseModel, frozen=True, extra="forbid"):
-    """How a token model draws samples: l = l_u + w (l_c - l_u), p = softmax(l / temperature), cut to top-k and top-p.
-
-    Temperature and cuts belong to the log-prob as well; the token that was drawn is always kept by a cut.
-    """
-
-    kind: Literal["tokens"] = "tokens"
-    """Sort of generator that this is for."""
-    guidance: float = Field(default=1.0, ge=1.0, allow_inf_nan=False)
-    """w, the scale of classifier-free guidance; 1 = off, one model call per token."""
-    guidance_mode: Literal["combined", "no_cfg", "cond_is"] = "combined"
-    """Whose log-prob is trained. combined: of the guided logits, both branches in the graph. no_cfg: guidance must be
-    1. cond_is: of the conditional logits alone, while guided logits sample; losses weigh each token by the truncated
-    ratio of the two."""
-    temperature: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
-    """Logits are divided by it."""
-    top_k: int = Field(default=0, ge=0)
-    """Most probable tokens that are kept; 0 = all."""
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Smallest set of tokens that is kept has at least this probability; 1 = all."""
-
-    @model_validator(mode="after")
-    def _check(self) -> TokenSampler:
-        if self.guidance_mode == "no_cfg" and self.guidance != 1.0:
-            raise ValueError(f"sampler.guidance_mode no_cfg samples without guidance, but guidance is {self.guidance}")
-        if self.guidance_mode == "cond_is" and self.guidance == 1.0:
-            raise ValueError("sampler.guidance_mode cond_is needs a guidance above 1: without it use combined")
-        return self
-
-    @property
-    def same_noise(self) -> bool:
-        """Tokens have no initial noise to share."""
-        return False
-
-    @property
-    def stochastic(self) -> bool:
-        """Every token is drawn."""
-        return True
-
-
-def _kind(value: Any) -> str:
-    return value.get("kind", "flow") if isinstance(value, dict) else getattr(value, "kind", "flow")
-
-
-AnySampler = Annotated[
-    Annotated[Sampler, Tag("flow")] | Annotated[TokenSampler, Tag("tokens")],
-    Discriminator(_kind),
-]
-"""A sampler of either sort, told apart by `kind`."""
 
 
 @dataclass(frozen=True)

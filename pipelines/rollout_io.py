@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from mmrubric.errors import InputError
 from mmrubric.rubric import Prompt
-from pipelines.policy import AnySampler, Rollout, RowSeed, Sampler, TokenSampler
+from pipelines.policy import Rollout, RowSeed
+from pipelines.samplers import AnySampler, Sampler, TokenSampler
 
 _ALWAYS = ("prompt_index", "prompt_rows", "sample_index", "sigmas", "samples", "steps")
 _RECORDED = ("states", "actions", "log_probs", "means", "mask")

@@ -18,7 +18,7 @@ from pipelines import ddim
 from pipelines.adapter import DiffusersAdapter, clip_problem
 from pipelines.conditioning import Embedding
 from pipelines.flow import StepTable
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 
 _ODD = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas", "use_flow_sigmas")
 

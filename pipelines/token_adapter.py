@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrubric.errors import InputError
-from pipelines.policy import TokenSampler
+from pipelines.samplers import TokenSampler
 
 PROVIDES = frozenset({"log_prob", "logits"})
 """What a token policy without a value head gives."""

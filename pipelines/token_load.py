@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from mmrubric.errors import InputError
-from pipelines.policy import TokenSampler
 from pipelines.quiet import quiet
+from pipelines.samplers import TokenSampler
 from pipelines.token_adapter import TokenAdapter
 from pipelines.trained import AUTOCAST
 

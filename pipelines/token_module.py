@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pipelines import token_sampling
-from pipelines.policy import TokenSampler
+from pipelines.samplers import TokenSampler
 from pipelines.token_adapter import FREE, TokenAdapter
 
 

@@ -16,11 +16,12 @@ from transformers import DynamicCache
 from mmrubric.errors import InputError
 from mmrubric.rubric import Prompt
 from pipelines import shards, token_sampling
-from pipelines.policy import Rollout, RowSeed, StepOut, TokenSampler, batches, distinct
+from pipelines.policy import Rollout, RowSeed, StepOut, batches, distinct
 from pipelines.quiet import quiet
+from pipelines.samplers import TokenSampler
 from pipelines.token_adapter import FREE, PROVIDES, TokenAdapter
 from pipelines.token_module import TokenModule
-from pipelines.trained import DEPLOYED_FILE, TrainedPolicy, check_rows, number_rows, sample_ids
+from pipelines.trained import DEPLOYED_FILE, TrainedPolicy, check_adopted, check_rows, number_rows, sample_ids
 
 VALUE_FILE = "value_head.safetensors"
 RECORDABLE = frozenset({"log_prob"})
@@ -188,14 +189,11 @@ class TokenPolicy(TrainedPolicy):
         Raises:
             InputError: counts differ, images of another type or shape, or tokens that the model cannot write.
         """
-        if not prompts or len(prompts) != len(samples):
-            raise InputError(f"adopt needs one prompt per sample: {len(prompts)} prompts, {len(samples)} samples")
+        check_adopted(prompts, samples)
         unique, index = distinct(prompts)
         self.check_prompts(unique)
         with torch.no_grad():
             if isinstance(samples, np.ndarray):
-                if samples.dtype != np.uint8 or samples.ndim != 4 or samples.shape[3] != 3:
-                    raise InputError(f"images must be uint8 [B, H, W, 3], not {samples.dtype} {samples.shape}")
                 parts = [self.adapter.encode(samples[part]) for part in batches(len(samples), self.batch)]
                 tokens, images = torch.cat(parts), samples
             else:

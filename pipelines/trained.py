@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -162,3 +163,12 @@ def check_rows(prompts: Sequence[object], seeds: Sequence[RowSeed]) -> None:
         raise InputError(
             f"sample needs one seed per prompt row and at least one row: {len(prompts)} prompts, {len(seeds)} seeds"
         )
+
+
+def check_adopted(prompts: Sequence[object], samples: Tensor | np.ndarray) -> None:
+    """Raise InputError if a call of `adopt` has no rows, not one prompt for each, or arrays that are no uint8 images
+    [B, H, W, 3]."""
+    if not prompts or len(prompts) != len(samples):
+        raise InputError(f"adopt needs one prompt per sample: {len(prompts)} prompts, {len(samples)} samples")
+    if isinstance(samples, np.ndarray) and (samples.dtype != np.uint8 or samples.ndim != 4 or samples.shape[3] != 3):
+        raise InputError(f"images must be uint8 [B, H, W, 3], not {samples.dtype} {samples.shape}")

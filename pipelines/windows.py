@@ -6,8 +6,11 @@ import math
 import random
 from typing import TypeVar
 
+from torch import Tensor
+
 from mmrubric.errors import InputError
-from pipelines.policy import Sampler, TokenSampler, Window
+from pipelines import flow
+from pipelines.samplers import Sampler, TokenSampler, Window
 
 S = TypeVar("S", bound=Sampler | TokenSampler)
 
@@ -75,7 +78,25 @@ def at(sampler: S, seed: int, step: int) -> S:
         return sampler
     start = window_start(window, sampler.steps, seed, step)
     size = window.size or _end(window, sampler.steps) - window.lo
-    return sampler.model_copy(update={"window": Window(size=size, lo=start, hi=start + size)})
+    fixed = Window(size=size, lo=start, hi=start + size, compression=window.compression)
+    return sampler.model_copy(update={"window": fixed})
+
+
+def levels(sampler: Sampler) -> Tensor:
+    """Noise levels of a flow model, [T + 1] float32, see `pipelines.flow.sigmas`.
+
+    T = `steps`, or fewer where `window.compression` shortens what follows the window. Up to the end of the window they
+    are those without compression, and so are its states and log-probs.
+
+    Raises:
+        InputError: see `stochastic_steps`.
+    """
+    tail, window = None, sampler.window
+    if window is not None and window.compression < 1:
+        start = stochastic_steps(sampler)[-1] + 1
+        # the slack absorbs rounding of products such as .29 * 100
+        tail = start, max(1, math.floor(window.compression * (sampler.steps - start) + 1e-9))
+    return flow.sigmas(sampler.steps, sampler.shift, sampler.schedule, sampler.shift_terminal, tail)
 
 
 def stochastic_steps(sampler: Sampler) -> list[int]:

@@ -23,6 +23,7 @@ FILES = (
     "tests/pipelines/test_tokens.py",
     "tests/pipelines/test_token_ranks.py",
     "tests/trainers/test_architectures.py",
+    "tests/trainers/test_sharded_models.py",
     "tests/trainers/test_sharding.py",
     "tests/trainers/test_token_loop.py",
     "tests/trainers/test_token_losses.py",
@@ -69,6 +70,7 @@ FLOW_OR_DDIM = {
     "ratio bf16": Row.of(
         "The same with bf16 autocast, by at most 1e-5.", Check("test_ratio_is_one_on_the_first_pass", "bf16")
     ),
+    "ratio fp16": Row.of("The same with fp16 autocast.", Check("test_ratio_is_one_on_the_first_pass", "fp16")),
     "batch": Row.of(
         "Other batch sizes and another order of the rows change the samples by at most 1e-5.",
         Check("test_batch_split_and_order_do_not_change_the_samples"),
@@ -130,8 +132,9 @@ TOKENS = {
     ),
     "ratio bf16": Row.of(
         "With bf16 autocast replays agree bitwise, and with sampling to 0.05 on average.",
-        Check("test_bf16_replays_to_rounding"),
+        Check("test_half_precision_replays_to_rounding", "bf16"),
     ),
+    "ratio fp16": Row.of("The same with fp16 autocast.", Check("test_half_precision_replays_to_rounding", "fp16")),
     "batch": Row.of(
         "Other batch sizes and another order of the rows give the same tokens.",
         Check("test_seeds_alone_decide_the_tokens"),

@@ -16,7 +16,7 @@ from mmrubric.record_reader import RecordReader
 from mmrubric.rubric import Rubric
 from pipelines.export import LORA_FILE, PEFT_FILE, export_weights
 from pipelines.load import DDIM, SHIPPED, read_index, resolve
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 from pipelines.trained import DEPLOYED_FILE
 
 CARD = "README.md"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mmrubric import advantage, aggregate, filters, generators, selection
 from mmrubric.errors import InputError
 from pipelines import windows
-from pipelines.policy import TokenSampler
+from pipelines.samplers import TokenSampler
 from trainers import losses
 from trainers.losses import kl as kls
 from trainers.losses import nft as nft_loss
@@ -26,7 +26,19 @@ TOKEN_CLIP = 0.2
 
 def check(config: TrainConfig) -> None:
     """Raise InputError at the first contradiction; the message names the keys and a way out."""
-    parts = (_names, _groups, _shares, _noise, _samples_differ, _loss, _late, _filters, _evaluation, _effects)
+    parts = (
+        _names,
+        _groups,
+        _shares,
+        _noise,
+        _samples_differ,
+        _loss,
+        _late,
+        _filters,
+        _compares,
+        _evaluation,
+        _effects,
+    )
     for part in parts:
         part(config)
     for text in warnings(config):
@@ -169,6 +181,34 @@ def _filters(config: TrainConfig) -> None:
         raise InputError("filter.use.low_std with one sample per prompt would drop every group: draw at least 2")
 
 
+def _compares(config: TrainConfig) -> None:
+    if config.eval.judge is not None and config.eval.judge.compare:
+        raise InputError("eval.judge.compare=true: an evaluation scores each picture alone; leave it false")
+    options = config.advantage.options if config.advantage.name == "rpo" else {}
+    source = options.get("source", "auto")
+    if not config.judge.compare:
+        if source == "pairs":
+            raise InputError("advantage.options.source=pairs: only judge.compare=true gives verdicts on pairs")
+        return
+    if source not in ("auto", "pairs"):
+        raise InputError(f"advantage.options.source={source} with judge.compare=true: there are no scores, use auto")
+    idle = [name for name in ("margin", "min_coverage", "dependencies", "gates", "binarize") if name in options]
+    if idle:
+        raise InputError(f"advantage.options.{idle[0]} acts on scores, and with judge.compare=true there are none")
+    if config.rollout.group_size < 2:
+        raise InputError("judge.compare=true with rollout.group_size=1: there is nothing to compare with")
+    if config.rollout.oversample is not None:
+        raise InputError("rollout.oversample chooses by scores, and with judge.compare=true there are none")
+    if "saturated" in config.filter.use:
+        raise InputError("filter.use.saturated looks at scores, and with judge.compare=true there are none")
+    if config.advantage.name == "grpo_by_category":
+        raise InputError("advantage.name=grpo_by_category takes scores, and with judge.compare=true there are none")
+    if config.advantage.name == "reward":
+        raise InputError("advantage.name=reward with judge.compare=true: a share of won comparisons has no value")
+    if config.eval.every and config.eval.judge is None:
+        raise InputError("eval.judge: the judge of judge.compare=true scores no picture alone; name one that does")
+
+
 def _loss(config: TrainConfig) -> None:
     loss, options, sampler = loss_of(config), config.loss, config.rollout.sampler
     loss.check_sampler(sampler)
@@ -201,8 +241,14 @@ def _loss(config: TrainConfig) -> None:
                 f"rollout.sampler.steps={sampler.steps}: "
                 "the noise levels come from the rollout's own grid"
             )
-    elif not windows.stochastic_steps(windows.at(sampler, config.run.seed, 0)):
+        return
+    steps = windows.stochastic_steps(windows.at(sampler, config.run.seed, 0))
+    if not steps:
         raise InputError(f"rollout.sampler.steps={sampler.steps} leaves no step to train: use at least 2")
+    if len(steps) == 1 and options.timestep_fraction < 1:
+        raise InputError(
+            f"loss.timestep_fraction={options.timestep_fraction}, but only one step of a sample is trained: use 1"
+        )
 
 
 def _evaluation(config: TrainConfig) -> None:
@@ -234,8 +280,11 @@ def _effects(config: TrainConfig) -> None:
             idle.extend((f"{section}.{key}", needed) for key in changed)
 
     nft = config.loss.name == "nft"
+    unless(config.loss.kl_coefficient > 0, "loss", "kl", "loss.kl_coefficient above 0")
     unless(nft, "loss", "levels old_schedule old_decay sample_with", "loss.name=nft")
     unless(not nft, "loss", "old_log_prob", "loss.name=clip, guard or ppo")
+    replayed = not nft and config.rollout.sampler.kind == "flow"
+    unless(replayed, "loss", "timestep_fraction", "loss.name=clip or guard, and a flow model")
     unless(config.model.tune == "lora", "model", "lora", "model.tune=lora")
     unless(
         config.rollout.oversample is not None,
@@ -245,6 +294,7 @@ def _effects(config: TrainConfig) -> None:
     )
     importance = not nft and (config.rollout.late or getattr(config.rollout.sampler, "guidance_mode", "") == "cond_is")
     unless(importance, "rollout", "importance_cap", "rollout.late or guidance_mode=cond_is, and a loss of log-probs")
+    unless(not config.judge.compare, "reward", "aggregate options", "judge.compare=false")
     unless(config.ema.decay is not None, "ema", "every", "ema.decay")
     unless(config.rubric.file is None, "rubric", "options", "rubric.generator, without rubric.file")
     unless(config.tracking.images_every > 0, "tracking", "images", "tracking.images_every")

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from mmrubric.config import Config
 from pipelines.engine import EngineOptions
 from pipelines.load import LoraOptions
-from pipelines.policy import AnySampler, Sampler
+from pipelines.samplers import AnySampler, Sampler
 from trainers.guards import GuardConfig
 from trainers.sharding import Shard
 
@@ -65,8 +65,8 @@ class ModelSection(Section, EngineOptions):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     shard: Shard | None = None
-    """fsdp2: weights, gradients, optimizer and weight copies in 1/N on each of N ranks; none: whole on each. null takes
-    what `accelerate launch` was configured for."""
+    """fsdp2: weights, gradients, optimizer and weight copies in 1/N on each of N ranks; zero2: gradients and optimizer,
+    by DeepSpeed; none: whole on each. null takes what `accelerate launch` was configured for."""
 
     @property
     def engine(self) -> EngineOptions:
@@ -100,10 +100,15 @@ class JudgeSection(Section):
     """Name in the judges registry."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the judge."""
+    compare: bool = False
+    """In training: the judge compares the samples of a prompt in pairs (vlm and local with mode joint_rank in one call,
+    others by their scores) and scores none alone. A sample's reward is the share of its comparisons that it wins; rpo
+    takes the verdicts as they are. Which pairs: advantage.options.pairing of rpo, else all."""
     store: str | None = None
     """SQLite file of verdicts; a picture judged before is not judged again."""
     price_per_call: float | None = Field(default=None, ge=0)
-    """Money for one judged picture, all its criteria; acts in the estimate of --dry-run. null: unknown."""
+    """Money for one judged picture, all its criteria, or for one comparison in all its orders; acts in the estimate of
+    --dry-run. null: unknown."""
     max_failure_share: float = Field(default=0.2, ge=0, le=1)
     """The run stops when more of a step's verdicts are judge failures, after retries."""
 
@@ -160,11 +165,10 @@ class FilterSection(Section):
 
 class AdvantageSection(Section):
     name: str = "rpo"
-    """Name in mmrubric.advantage: 'grpo', 'rpo', and 'reward' for loss.name=ppo."""
+    """Name in mmrubric.advantage: 'grpo', 'grpo_by_category', 'rpo', and 'reward' for loss.name=ppo."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the advantage. grpo: scale, ddof, eps, clamp, ...; rpo: win, loss (+1 and -0.1; +1 and -1
-    with nft),
-    pairing, margin, dependencies, ..."""
+    """Options of the advantage. grpo, grpo_by_category: scale, ddof, eps, clamp, weights, ...; rpo: win, loss (+1 and
+    -0.1; +1 and -1 with nft), pairing, margin, dependencies, ..."""
     permute_within_groups: bool = False
     """Control experiment: verdicts change places at random within each group, so nothing can be learned."""
 
@@ -181,6 +185,9 @@ class LossSection(Section):
     """Weight of the KL to the reference; 0 does not run the reference at all."""
     levels: int = Field(default=4, ge=1)
     """nft: noise levels per image, drawn from the rollout's own grid."""
+    timestep_fraction: float = Field(default=1.0, gt=0, le=1)
+    """Share of its recorded steps that each sample of a flow model is trained on: a random choice of its own, rounded
+    down, at least 1. The loss is the mean over those, so that a share is no smaller rate. Not for nft: see `levels`."""
     old_schedule: Literal["type0", "type1", "type2", "constant"] = "type1"
     """nft: decay d of v_old <- d v_old + (1 - d) v: 0; min(0.001 step, 0.5); 0 up to step 75, then rising; or
     `old_decay`."""

@@ -57,8 +57,8 @@ def split_rows(
         world: number of ranks.
         placement: `spread` cuts the row list into even runs, so a group may lie on two ranks; `whole` keeps
             each group on one rank (pair judges need both images in one place).
-        updates: optimizer steps that share out the groups by prompt row modulo their number. With `spread` every rank
-            gets its part of each, or some would wait with filler rows while others train.
+        updates: optimizer steps that share out the groups by prompt row modulo their number. Every rank gets its part
+            of each, or some would wait with filler rows while others train.
 
     Returns:
         Shards of equal length; a rank with fewer rows repeats its last one (or the step's first) at weight 0.
@@ -77,8 +77,9 @@ def split_rows(
     elif placement == "spread":
         parts = np.array_split(rows, world)
     else:
-        groups = np.array_split(rows.reshape(prompts, samples, 2), world)
-        parts = [group.reshape(-1, 2) for group in groups]
+        order = np.argsort(np.arange(prompts) % updates, kind="stable")
+        dealt = [order[rank::world] for rank in range(world)] if updates > 1 else np.array_split(order, world)
+        parts = [rows.reshape(prompts, samples, 2)[np.sort(groups)].reshape(-1, 2) for groups in dealt]
     length = max(len(part) for part in parts)
     shards = []
     for part in parts:
@@ -211,10 +212,11 @@ def started_processes() -> int:
 def launch_command(processes: int, accelerator: bool, arguments: Sequence[str] | None = None) -> str:
     """The command that really starts `processes` ranks of `trainers.train` on this kind of machine."""
     use_cpu = "" if accelerator else "ACCELERATE_USE_CPU=true "
-    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    used = {"ACCELERATE_USE_FSDP": "fsdp2", "ACCELERATE_USE_DEEPSPEED": "deepspeed_zero2"}
+    file = next((file for name, file in used.items() if os.environ.get(name, "false").lower() == "true"), None)
     several = ""
     if processes > 1:
-        several = "--config_file configs/accelerate/fsdp2.yaml " if sharded else "--multi_gpu "
+        several = f"--config_file configs/accelerate/{file}.yaml " if file else "--multi_gpu "
     rest = shlex.join(sys.argv[1:] if arguments is None else arguments)
     return f"{use_cpu}accelerate launch {several}--num_processes {processes} -m trainers.train {rest}".strip()
 

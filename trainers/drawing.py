@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+from mmrubric.advantage import Advantage
 from mmrubric.filters import Filter
 from mmrubric.group import Group
 from mmrubric.prompt import Prompt
@@ -18,7 +20,7 @@ from trainers.judge_worker import JudgeWorker
 from trainers.losses import Loss
 from trainers.parts import RubricBook
 from trainers.prompts import PromptSampler
-from trainers.rollouts import Judged, Sampled, draw
+from trainers.rollouts import Judged, Sampled, draw, group_key
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,14 @@ class Drawn:
         """Rows for the run record: all ranks' samples with their verdicts and rewards."""
         hashes = [rubric.hash for rubric in self.rubrics]
         rewards = [group.need("rewards", "the run record") for group in groups]
+        names = {(row.prompt_row, row.sample): row.sample_id for row in judged}
         return [
             SampleRow(
                 step=self.plan.step, prompt_id=self.plan.prompt_ids[row.prompt_row], prompt_row=row.prompt_row,
                 rubric_hash=hashes[row.prompt_row], sample_id=row.sample_id, sample_hash=row.image_hash,
-                judge_id=judge_id, verdicts=row.verdicts, policy_version=self.plan.version,
+                judge_id=judge_id, verdicts=row.verdicts,
+                compared=tuple((names[row.prompt_row, other], verdict) for other, verdict in row.compared),
+                policy_version=self.plan.version,
                 reward=rewards[row.prompt_row][row.sample],
             )
             for row in judged
@@ -76,6 +81,7 @@ class Drawer:
         prompts, rubrics: where those come from.
         filters: say which prompts are banned.
         shard: this rank's rows.
+        advantage: says which samples a judge that compares is shown.
     """
 
     def __init__(
@@ -87,9 +93,11 @@ class Drawer:
         rubrics: RubricBook,
         filters: Filter,
         shard: Shard,
+        advantage: Advantage,
     ) -> None:
         self.config, self.policy, self.loss = config, policy, loss
         self.prompts, self.rubrics, self.filters, self.shard = prompts, rubrics, filters, shard
+        self.advantage = advantage
         self.weights = "old" if loss.kind == "forward" and config.loss.sample_with == "old" else None
         self._by_id = {prompt.id: prompt for prompt in prompts.prompts.prompts}
         self._plan: Plan | None = None
@@ -123,9 +131,14 @@ class Drawer:
             record=self.loss.record(options.sampler), run_seed=self.config.run.seed, step=plan.step,
             batch=options.batch_size,
             weights="previous" if plan.version < self.policy.version else self.weights,
+            matches=partial(self._matches, plan) if self.config.judge.compare else None,
         )  # fmt: skip
         sampled.rollout = replace(sampled.rollout, policy_version=plan.version)
         return Drawn(plan, prompts, rubrics, sampled)
+
+    def _matches(self, plan: Plan, prompt_row: int) -> list[tuple[int, int]]:
+        key = group_key(plan.step, prompt_row, plan.prompt_ids[prompt_row])
+        return self.advantage.matches(self.config.rollout.drawn, key)
 
     def state_dict(self) -> dict[str, Any]:
         """The plan of the next step, if it was made; its samples are drawn again."""

@@ -50,6 +50,7 @@ def memory(
     precision: Precision,
     ranks: int = 1,
     sharded: bool = False,
+    bucket: int | None = None,
     copies: int = 0,
     checkpointing: bool = False,
     offload_encoders: bool = False,
@@ -62,11 +63,13 @@ def memory(
         precision: of the autocast and of frozen networks.
         ranks: processes.
         sharded: FSDP2, else the whole on each rank.
+        bucket: DeepSpeed ZeRO-2: gradients averaged at once; only gradients and optimizer lie in shards.
         copies: kept copies of the trained weights (old, ema, reference, previous).
         checkpointing: activations are recomputed, so casts of one layer live at a time.
         offload_encoders: they are on the device only while they encode, before the first step.
     """
-    shards = ranks if sharded else 1
+    zero2 = bucket is not None
+    shards, stepped = ranks if sharded else 1, ranks if sharded or zero2 else 1
     adapter = numbers.frozen > 0
     trained = numbers.trained
     held = [
@@ -74,13 +77,14 @@ def memory(
         Held("frozen denoiser", numbers.frozen, precision, shards),
         Held(f"{copies} weight copies", copies * trained, "fp32", shards),
         # sharded adapters add up whole gradients and share them once per step, see Dist.no_sync
-        Held("gradients", trained, "fp32", 1 if adapter else shards),
-        Held("Adam moments", 2 * trained, "fp32", shards),
+        Held("gradients", trained, "fp32", 1 if adapter and not zero2 else stepped),
+        Held("Adam moments", 2 * trained, "fp32", stepped),
+        Held("the optimizer's copy of trained weights", trained if zero2 else 0, "fp32", stepped),
         Held("frozen encoders", 0 if offload_encoders else numbers.encoders, precision),
         Held("VAE", numbers.vae, "fp32"),
     ]
     if ranks > 1 and not sharded:
-        held.append(Held("buckets of averaged gradients", trained, "fp32"))
+        held.append(Held("buckets of averaged gradients", trained if bucket is None else min(trained, bucket), "fp32"))
     if sharded:
         held.append(Held("two gathered layers", 2 * numbers.block, precision if adapter else "fp32"))
     if precision != "fp32":

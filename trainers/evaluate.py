@@ -23,7 +23,8 @@ from mmrubric.rubric import Rubric
 from mmrubric.scores import PassSummary, ScoreTable
 from mmrubric.verdict import Verdict
 from pipelines import seeds
-from pipelines.policy import AnySampler, Policy
+from pipelines.policy import Policy
+from pipelines.samplers import AnySampler
 from trainers.distributed import Dist, split_rows
 from trainers.judge_worker import JudgeWorker, check_failures
 from trainers.metrics import describe_sampler, table_metrics
@@ -202,12 +203,7 @@ def evaluate(
             real = [i for i in range(len(part)) if shard.weight[start + i] > 0]
             ids = [f"eval-{part[i][0]:05d}-{part[i][1]:03d}" for i in real]
             requests = [
-                JudgeRequest(
-                    rubric=rubrics[part[i][0]],
-                    candidate=rollout.images[i],
-                    source=(prompts[part[i][0]].sources or (None,))[0],
-                    sample_id=name,
-                )
+                JudgeRequest.of_sample(prompts[part[i][0]], rubrics[part[i][0]], rollout.images[i], name)
                 for i, name in zip(real, ids, strict=True)
             ]
             if requests:

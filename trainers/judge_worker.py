@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from types import TracebackType
+from typing import Any, TypeVar
 
+import numpy as np
+
+from judges.pictures import Checks
+from judges.vlm.judge import VLMJudge
 from mmrubric.errors import InputError, RunError
-from mmrubric.judging import Judge, JudgeRequest, background_loop
+from mmrubric.group import PairVerdict
+from mmrubric.judging import Judge, JudgeRequest, PairJudge, PairRequest, background_loop
+from mmrubric.prompt import Prompt
+from mmrubric.rubric import Rubric
 from mmrubric.verdict import Verdict
 
 Verdicts = list[list[Verdict]]
+T = TypeVar("T")
 
 
 class JudgeWorker:
@@ -23,14 +33,27 @@ class JudgeWorker:
     def __init__(self, judge: Judge, background: bool = True) -> None:
         self.judge = judge
         self.background = background
-        self._under_way: list[Future[Verdicts]] = []
+        self._under_way: list[Future[Any]] = []
 
     def submit(self, requests: Sequence[JudgeRequest]) -> Future[Verdicts]:
         """Start judging; the future holds one list of verdicts per request, one per criterion of its rubric.
 
         With `background=False` the call returns only when the verdicts are there (the plain way, for timing).
         """
-        future = asyncio.run_coroutine_threadsafe(self._score(list(requests)), background_loop())
+        return self._start(self._score(list(requests)))
+
+    def submit_pairs(self, requests: Sequence[PairRequest]) -> Future[list[PairVerdict]]:
+        """Start comparing, as `submit`; the future holds one verdict per pair.
+
+        Raises:
+            InputError: the judge scores only.
+        """
+        if not isinstance(self.judge, PairJudge):
+            raise InputError(f"judge {self.judge.id!r} compares no pairs")
+        return self._start(self._compare(self.judge, list(requests)))
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        future = asyncio.run_coroutine_threadsafe(work, background_loop())
         if not self.background:
             future.exception()
         self._under_way = [other for other in self._under_way if not other.done()] + [future]
@@ -45,6 +68,12 @@ class JudgeWorker:
             given = [verdict.criterion_id for verdict in answer]
             if set(given) != asked or len(given) != len(asked):
                 raise RunError(f"judge {self.judge.id}: asked about {sorted(asked)}, answered {sorted(given)}")
+        return verdicts
+
+    async def _compare(self, judge: PairJudge, requests: list[PairRequest]) -> list[PairVerdict]:
+        verdicts = await judge.compare(requests)
+        if len(verdicts) != len(requests):
+            raise RunError(f"judge {judge.id}: {len(requests)} pairs, {len(verdicts)} answers")
         return verdicts
 
     def close(self) -> None:
@@ -73,18 +102,53 @@ def check_failures(verdicts: Sequence[Verdict], limit: float, where: str) -> flo
     Raises:
         RunError: the share is above `limit`; the message counts the kinds of failure.
     """
-    share = failure_share(verdicts)
+    kinds = Counter(str(verdict.failure.value) for verdict in verdicts if verdict.failure is not None)
+    listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    return _stop_above(limit, failure_share(verdicts), f"{len(verdicts)} verdicts ({listed})", where)
+
+
+def check_failed_pairs(verdicts: Sequence[PairVerdict], limit: float, where: str) -> float:
+    """The share of FAILED pairs, all ranks together. Errors: as `check_failures`."""
+    share = sum(verdict is PairVerdict.FAILED for verdict in verdicts) / len(verdicts) if verdicts else 0.0
+    return _stop_above(limit, share, f"{len(verdicts)} comparisons", where)
+
+
+def _stop_above(limit: float, share: float, what: str, where: str) -> float:
     if share > limit:
-        kinds: dict[str, int] = {}
-        for verdict in verdicts:
-            if verdict.failure is not None:
-                kinds[str(verdict.failure.value)] = kinds.get(str(verdict.failure.value), 0) + 1
-        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
         raise RunError(
-            f"{where}: the judge failed on {share:.0%} of {len(verdicts)} verdicts ({listed}), more than "
+            f"{where}: the judge failed on {share:.0%} of {what}, more than "
             f"max_failure_share={limit}. See to the judge, then continue with run.resume=auto."
         )
     return share
+
+
+def refuse_unfit(
+    judge: Judge | PairJudge, prompts: Sequence[Prompt], rubrics: Sequence[Rubric], compare: bool, key: str
+) -> None:
+    """A judge can answer what a run will ask; found before any weights load.
+
+    Args:
+        judge: of the section `key`.
+        prompts: [P]; rubrics: [P].
+        compare: whether it is to compare pairs.
+
+    Raises:
+        InputError: it compares no pairs, or only pairs, or cannot take a criterion.
+    """
+    if compare and not isinstance(judge, PairJudge):
+        raise InputError(f"{key}.compare=true, but judge {judge.id!r} compares no pairs: use vlm, local or routed")
+    picture = np.zeros((64, 64, 3), np.uint8)
+    try:
+        if not compare and isinstance(judge, Checks):
+            judge.check(
+                [JudgeRequest.of_sample(p, rubric, picture) for p, rubric in zip(prompts, rubrics, strict=True)]
+            )
+        elif compare and isinstance(judge, VLMJudge):
+            judge.check(
+                [PairRequest(rubric, picture, picture, p.sources) for p, rubric in zip(prompts, rubrics, strict=True)]
+            )
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
 
 
 def refuse_same_judge(train: str, evaluation: str, allowed: bool) -> None:

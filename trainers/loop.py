@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 from mmrubric import advantage, aggregate, filters
 from mmrubric.config import config_hash, save_config
 from mmrubric.errors import InputError, RunError
+from mmrubric.group import Group
 from mmrubric.record import RunRecord
 from pipelines import shards
 from trainers import card, checks, parts, rollouts
@@ -23,7 +24,7 @@ from trainers.distributed import Dist, split_rows
 from trainers.drawing import Drawer, Drawn
 from trainers.evaluate import EvalResult, evaluate
 from trainers.guards import Guards, high_freq_energy, relative_distance
-from trainers.judge_worker import JudgeWorker, check_failures
+from trainers.judge_worker import JudgeWorker, check_failed_pairs, check_failures
 from trainers.metrics import Invariants, default_limits, group_metrics, pair_metrics, table_metrics
 from trainers.parts import Parts
 from trainers.prompts import PromptSampler
@@ -63,7 +64,7 @@ class Trainer:
         self.prompts = PromptSampler(made.prompts, config.data.prompts_per_step, config.run.seed, config.data.shuffle)
         self.shard = split_rows(
             config.data.prompts_per_step, config.rollout.drawn, self.dist.world,
-            updates=config.optim.updates_per_rollout,
+            "whole" if config.judge.compare else "spread", updates=config.optim.updates_per_rollout,
         )[self.dist.rank]  # fmt: skip
         self.aggregator = aggregate.build(config.reward.aggregate, **config.reward.options)
         self.advantage = advantage.build(config.advantage.name, **checks.advantage_options(config))
@@ -77,9 +78,12 @@ class Trainer:
             config.model.precision,
             self.dist,
             config.rollout.importance_cap,
+            parts.check_launch(config).shard == "zero2",
         )
         self.filters = filters.Chain(config.filter.use)
-        self.drawer = Drawer(config, self.policy, self.loss, self.prompts, self.rubrics, self.filters, self.shard)
+        self.drawer = Drawer(
+            config, self.policy, self.loss, self.prompts, self.rubrics, self.filters, self.shard, self.advantage
+        )
         self.guards = Guards(config.guards)
         self.invariants = Invariants(self._limits(), config.run.strict)
         self.done = 0
@@ -124,15 +128,7 @@ class Trainer:
         sampled_in = time.perf_counter() - began
         judged = rollouts.gather(drawn.sampled, self.dist, f"step {step}")
         waited_in = time.perf_counter() - began - sampled_in
-        failed = check_failures(
-            [verdict for row in judged for verdict in row.verdicts],
-            config.judge.max_failure_share,
-            f"step {step}",
-        )
-
-        permute = (config.run.seed, step) if config.advantage.permute_within_groups else None
-        tables = rollouts.tabulate(judged, drawn.rubrics, permute=permute)
-        groups = rollouts.reward(tables, drawn.prompts, self.aggregator, step, drawn.plan.epoch)
+        groups, failed = self._judged(drawn, judged)
         trained = self.filters.keep(groups)
         self.filters.observe(groups, rollouts.contexts_of(drawn.prompts, step, drawn.plan.epoch))
         deserved = rollouts.deserve(
@@ -162,6 +158,19 @@ class Trainer:
         metrics["time/images_per_second"] = len(judged) / metrics["time/step"]
         self._log(metrics, drawn, judged, groups)
         return metrics
+
+    def _judged(self, drawn: Drawn, judged: list[rollouts.Judged]) -> tuple[list[Group], float]:
+        """What the judge made of each prompt's samples, and the share of its answers that are failures."""
+        options, step = self.config.judge, drawn.plan.step
+        permute = (self.config.run.seed, step) if self.config.advantage.permute_within_groups else None
+        if options.compare:
+            answers = [verdict for row in judged for _, verdict in row.compared]
+            failed = check_failed_pairs(answers, options.max_failure_share, f"step {step}")
+            return rollouts.compared_groups(judged, drawn.plan.prompt_ids, step, permute=permute), failed
+        verdicts = [verdict for row in judged for verdict in row.verdicts]
+        failed = check_failures(verdicts, options.max_failure_share, f"step {step}")
+        tables = rollouts.tabulate(judged, drawn.rubrics, permute=permute)
+        return rollouts.reward(tables, drawn.prompts, self.aggregator, step, drawn.plan.epoch), failed
 
     def evaluate(self, keep_images: bool = False, progress: Callable[[int, int], None] | None = None) -> EvalResult:
         """Evaluate on the held-out prompts with the deployed sampler. It changes and chooses nothing.
@@ -288,15 +297,18 @@ class Trainer:
             and (config.loss.old_schedule == "type1" or optim.updates_per_rollout * optim.epochs > 1),
         )
 
-    def _measure(self, drawn: Drawn, groups: list[Any], stats: UpdateStats) -> dict[str, float]:
+    def _measure(self, drawn: Drawn, groups: list[Group], stats: UpdateStats) -> dict[str, float]:
         real = self.shard.real
         stats.log.add("image/high_freq_energy", high_freq_energy(drawn.sampled.rollout.images[real]), len(real))
         stats.log.add("loss/skipped_items", stats.skipped, reduction="sum")
         metrics = stats.log.reduce(self.dist)
         metrics |= group_metrics([group.rewards for group in groups], list(drawn.plan.prompt_ids))
-        metrics |= table_metrics([group.table for group in groups])
+        if tables := [group.table for group in groups if group.table is not None]:
+            metrics |= table_metrics(tables)
         if isinstance(self.advantage, advantage.rpo.Rpo):
             metrics |= pair_metrics([v for group in groups for _, _, v in self.advantage.pairs(group)])
+        elif self.config.judge.compare:
+            metrics |= pair_metrics([v for group in groups for _, _, v in group.pairs or ()])
         metrics["adapter/trainable_params"] = float(sum(p.numel() for p in self.updater.parameters))
         if self.dist.world > 1 and not shards.is_sharded(self.policy.module):
             metrics["dist/param_checksum_spread"] = self.dist.checksum_spread(self.updater.parameters)
@@ -324,14 +336,14 @@ class Trainer:
         self.last = metrics
         return metrics
 
-    def _log(self, metrics: dict[str, float], drawn: Drawn, judged: list[rollouts.Judged], groups: list[Any]) -> None:
+    def _log(self, metrics: dict[str, float], drawn: Drawn, judged: list[rollouts.Judged], groups: list[Group]) -> None:
         step, rollout = drawn.plan.step, drawn.sampled.rollout
         self.invariants.check(step, metrics)
         if self.record is not None:
             self.record.append(drawn.rows(judged, groups, self.worker.judge.id), drawn.rubrics)
         self.tracking.log(step, metrics)
         self.tracking.progress(
-            self.done, reward=metrics["reward/mean"], strict=metrics["reward/strict_completion"],
+            self.done, reward=metrics["reward/mean"], strict=metrics.get("reward/strict_completion"),
             images_per_second=metrics["time/images_per_second"],
         )  # fmt: skip
         every = self.config.tracking.images_every

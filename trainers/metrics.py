@@ -20,7 +20,7 @@ from mmrubric.group import PairVerdict
 from mmrubric.scores import ScoreTable, summarize
 
 if TYPE_CHECKING:
-    from pipelines.policy import AnySampler
+    from pipelines.samplers import AnySampler
     from trainers.distributed import Dist
 
 logger = logging.getLogger(__name__)
@@ -262,6 +262,7 @@ def describe_sampler(sampler: AnySampler) -> str:
         cuts += f", top-p {sampler.top_p:g}" if sampler.top_p < 1 else ""
         return f"tokens, temperature {sampler.temperature:g}, guidance {sampler.guidance:g}{cuts}"
     noise = sampler.noise if sampler.noise == "ode" else f"{sampler.noise} {sampler.level:g}"
+    noise += "" if sampler.solver == "euler" else f", {sampler.solver}"
     return f"{noise}, {sampler.steps} steps, guidance {sampler.guidance:g}, shift {sampler.shift:g}"
 
 

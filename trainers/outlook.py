@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
 
+from mmrubric import advantage
+from mmrubric.prompt import Prompt
 from pipelines import skeleton
 from pipelines.skeleton import Skeleton
-from trainers import checks, estimate, parts, sharding
+from trainers import checks, estimate, parts, sharding, zero2
 from trainers.config import TrainConfig
 from trainers.distributed import Dist, started_processes
 from trainers.prompts import PromptSampler
@@ -81,6 +84,7 @@ def _model(config: TrainConfig, accelerator: Accelerator | None) -> dict[str, An
         precision=options.precision,
         ranks=config.run.processes,
         sharded=sharded,
+        bucket=zero2.BUCKET if launched.shard == "zero2" else None,
         copies=_copies(config),
         checkpointing=options.gradient_checkpointing,
         offload_encoders=options.offload_encoders,
@@ -118,8 +122,7 @@ def _copies(config: TrainConfig) -> int:
 
 def _judging(config: TrainConfig, inputs: parts.Inputs) -> dict[str, Any]:
     first = PromptSampler(inputs.prompts, config.data.prompts_per_step, config.run.seed, config.data.shuffle).take()
-    calls = len(first) * config.rollout.drawn
-    criteria = sum(len(rubric.criteria) for rubric in inputs.rubrics.of(first))
+    calls, criteria = _calls(config, first, inputs)
     rounds = estimate.evaluations(config.run.steps, config.eval.every) if inputs.heldout is not None else 0
     evaluated = rounds * len(inputs.heldout.prompts) * config.eval.samples if inputs.heldout is not None else 0
     judge = config.eval.judge or config.judge
@@ -130,11 +133,21 @@ def _judging(config: TrainConfig, inputs: parts.Inputs) -> dict[str, Any]:
     known = [value for value in costs if value is not None]
     return {
         "judge_calls_per_step": calls,
-        "verdicts_in_first_step": criteria * config.rollout.drawn,
+        "verdicts_in_first_step": criteria,
         "eval_judge_calls": evaluated,
         "judge_cost_per_step": _money(estimate.cost(calls, config.judge.price_per_call)),
         "judge_cost": _money(sum(known) if len(known) == len(costs) else None),
     }
+
+
+def _calls(config: TrainConfig, prompts: Sequence[Prompt], inputs: parts.Inputs) -> tuple[int, int]:
+    """Judge calls of a step, of a picture or of a pair each, and the verdicts that they give."""
+    drawn = config.rollout.drawn
+    if config.judge.compare:
+        method = advantage.build(config.advantage.name, **checks.advantage_options(config))
+        calls = len(prompts) * len(method.matches(drawn, ""))
+        return calls, calls
+    return len(prompts) * drawn, drawn * sum(len(rubric.criteria) for rubric in inputs.rubrics.of(prompts))
 
 
 def _money(value: float | None) -> float | str:

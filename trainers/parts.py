@@ -3,7 +3,6 @@ load."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,13 +26,11 @@ from pipelines import shards
 from pipelines.diffusion import FlowPolicy
 from pipelines.load import check_sampler, provides, read_index, resolve
 from pipelines.policy import Policy
-from trainers import checks, prompts, sharding
+from trainers import checks, prompts, sharding, zero2
 from trainers.config import JudgeSection, TrainConfig
 from trainers.distributed import check_processes, prepare_environment
-from trainers.judge_worker import refuse_same_judge
+from trainers.judge_worker import refuse_same_judge, refuse_unfit
 from trainers.prompts import PromptSampler, PromptSet
-
-logger = logging.getLogger(__name__)
 
 
 class RubricBook:
@@ -85,7 +82,7 @@ class RubricBook:
         written: list[Any] = [None, None]
         if self.main:
             try:
-                written[0] = [self.generator.generate_sync(prompt, next(iter(prompt.sources), None)) for prompt in new]
+                written[0] = [self.generator.generate_sync(prompt, prompt.sources) for prompt in new]
             except InputError as error:
                 written[1] = str(error)
         # Rank 0 writes for all: two calls of a language model would give two rubrics.
@@ -189,10 +186,12 @@ def check_launch(config: TrainConfig) -> sharding.Asked:
             f"this launch asks for mixed_precision={half}, but model.precision={config.model.precision} decides it: "
             "set the launch to 'no', or both to the same"
         )
-    if shard == "fsdp2" and config.run.processes < 2:
-        raise InputError(f"sharding (fsdp2) over run.processes={config.run.processes} shards nothing: use 2 or more")
-    if shard == "fsdp2" and config.model.device is not None:
+    if shard != "none" and config.run.processes < 2:
+        raise InputError(f"sharding ({shard}) over run.processes={config.run.processes} shards nothing: use 2 or more")
+    if shard != "none" and config.model.device is not None:
         raise InputError(f"model.device={config.model.device} with sharding: each rank takes its own, leave it null")
+    if shard == "zero2":
+        zero2.check(config.model.precision)
     return replace(launched, shard=shard)
 
 
@@ -238,12 +237,6 @@ def read_inputs(
         refuse_same_judge(judge.id, eval_judge.id, config.eval.allow_same_judge)
     train = prompts.load(config.data.prompts, config.data.limit)
     heldout = prompts.load(config.eval.prompts, config.eval.limit) if eval_judge is not None else None
-    several = sum(len(prompt.sources) > 1 for prompt in train.prompts)
-    if several:
-        logger.warning(
-            "%d prompts of %s have several source images: the generator reads them all, but the rubric generator and "
-            "the judge are shown the first", several, train.name,
-        )  # fmt: skip
     if config.data.prompts_per_step > len(train):
         raise InputError(
             f"data.prompts_per_step={config.data.prompts_per_step}, but {train.name} has {len(train)} prompts"
@@ -255,9 +248,10 @@ def read_inputs(
     eval_rubrics = RubricBook(generator, known, None, main, world) if heldout is not None else None
     # A file is checked whole; a generator, which may cost money, on the prompts of the first step.
     first = PromptSampler(train, config.data.prompts_per_step, config.run.seed, config.data.shuffle)
-    rubrics.of(train.prompts if known else first.take())
-    if heldout is not None and eval_rubrics is not None:
-        eval_rubrics.of(heldout.prompts)
+    asked = train.prompts if known else first.take()
+    refuse_unfit(judge, asked, rubrics.of(asked), config.judge.compare, "judge")
+    if heldout is not None and eval_rubrics is not None and eval_judge is not None:
+        refuse_unfit(eval_judge, heldout.prompts, eval_rubrics.of(heldout.prompts), False, "eval.judge")
     return Inputs(train, rubrics, judge, heldout, eval_rubrics, eval_judge)
 
 
@@ -316,7 +310,7 @@ def build(config: TrainConfig, *, judge: Judge | None = None, eval_judge: Judge 
         ]
         for found, sampler in shown:
             policy.encode(found.prompts if found is not None else (), sampler)
-    if not shards.is_sharded(policy.module):
+    if not shards.is_sharded(policy.module) and check_launch(config).shard != "zero2":
         policy.wrap(accelerator.prepare)
     return Parts(**vars(inputs), accelerator=accelerator, policy=policy)
 

@@ -188,11 +188,11 @@ def _train(trainer: Trainer, progress: Progress) -> Training:
         metrics = trainer.step()
         training.add(trainer.done, metrics)
         left = (steps - trainer.done) * metrics["time/step"]
-        note = (
-            f"{trainer.done}/{steps}, reward {metrics['reward/mean']:.2f}, "
-            f"all met {metrics['reward/strict_completion']:.0%}, "
-            f"{metrics['time/images_per_second']:.0f} images/s, {left:.0f} s left"
-        )
+        # A judge that compares says nothing of single criteria, and its mean reward is always one half.
+        told = f"ties {metrics.get('judge/tie_share', 0):.0%}"
+        if not trainer.config.judge.compare:
+            told = f"reward {metrics['reward/mean']:.2f}, all met {metrics['reward/strict_completion']:.0%}"
+        note = f"{trainer.done}/{steps}, {told}, {metrics['time/images_per_second']:.0f} images/s, {left:.0f} s left"
         progress.update(task, completed=trainer.done, note=note)
     if trainer.stopped:
         logger.warning("training stopped at step %d of %d: %s", trainer.done, steps, trainer.stopped)

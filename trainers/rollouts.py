@@ -8,27 +8,27 @@ sample), every rank computes the same rewards and advantages in numpy, and takes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from mmrubric import images, selection
+from mmrubric import images, preference, selection
 from mmrubric.advantage import Advantage
 from mmrubric.aggregate import Aggregator, Context
 from mmrubric.errors import RunError
-from mmrubric.group import Group
-from mmrubric.judging import JudgeRequest
+from mmrubric.group import Group, PairVerdict
 from mmrubric.prompt import Prompt
 from mmrubric.rubric import Rubric
 from mmrubric.scores import ScoreTable
 from mmrubric.verdict import Verdict
 from pipelines import seeds, windows
-from pipelines.policy import AnySampler, Policy, Rollout
+from pipelines.policy import Policy, Rollout
+from pipelines.samplers import AnySampler
+from trainers.asking import Answer, Asker, Comparisons, Matches, Scores
 from trainers.config import RolloutSection
 from trainers.distributed import Dist, Shard
-from trainers.judge_worker import JudgeWorker, Verdicts
+from trainers.judge_worker import JudgeWorker
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class Judged:
     sample_id: str
     image_hash: str
     """Content hash of what the judge saw."""
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Verdict, ...] = ()
+    compared: tuple[tuple[int, PairVerdict], ...] = ()
+    """(sample number of b, verdict) of the pairs whose a is this sample, where the judge compares."""
     error: str = ""
     """Set when judging broke off on the row's rank; no verdicts then."""
 
@@ -52,13 +54,13 @@ class Sampled:
     rollout: Rollout
     """[n] rows in the order of the shard, padding last."""
     shard: Shard
-    pending: list[tuple[list[int], Future[Verdicts]]] = field(default_factory=list)
-    """Positions in `rollout`, and their verdicts to come."""
+    pending: list[Scores | Comparisons] = field(default_factory=list)
+    """Verdicts to come."""
 
     def cancel(self) -> None:
         """Give up the verdicts."""
-        for _, future in self.pending:
-            future.cancel()
+        for asked in self.pending:
+            asked.future.cancel()
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def draw(
     step: int,
     batch: int | None = None,
     weights: str | None = None,
+    matches: Matches | None = None,
 ) -> Sampled:
     """Sample this rank's rows; each batch is judged in the background while the next one samples.
 
@@ -107,11 +110,12 @@ def draw(
         run_seed, step: decide the noise, together with prompt row and sample; never the rank.
         batch: rows per model call.
         weights: named weights that sample; None = the trained ones.
+        matches: which samples of a group are compared; None = each is scored.
     """
     settled = windows.at(sampler, run_seed, step)
     rows, numbers = shard.prompt_rows.tolist(), shard.samples.tolist()
     parts: list[Rollout] = []
-    pending: list[tuple[list[int], Future[Verdicts]]] = []
+    asker = Asker(worker, prompts, rubrics, shard, matches)
     with policy.weights(weights) if weights else nullcontext():
         for start in range(0, len(shard), batch or len(shard)):
             part = slice(start, start + (batch or len(shard)))
@@ -124,20 +128,9 @@ def draw(
                 prompt_rows=rows[part],
                 sample_index=numbers[part],
             )
-            real = [i for i in range(len(keys)) if shard.weight[start + i] > 0]
-            requests = [
-                JudgeRequest(
-                    rubric=rubrics[keys[i][0]],
-                    candidate=rollout.images[i],
-                    source=(prompts[keys[i][0]].sources or (None,))[0],
-                    sample_id=rollout.sample_ids[i],
-                )
-                for i in real
-            ]
-            if requests:
-                pending.append(([start + i for i in real], worker.submit(requests)))
+            asker.drawn(rollout)
             parts.append(rollout)
-    return Sampled(Rollout.merge(parts), shard, pending)
+    return Sampled(Rollout.merge(parts), shard, asker.pending)
 
 
 def gather(sampled: Sampled, dist: Dist, where: str) -> list[Judged]:
@@ -146,23 +139,22 @@ def gather(sampled: Sampled, dist: Dist, where: str) -> list[Judged]:
     Raises:
         RunError: judging broke off on some rank (all ranks raise, so none waits for ever); it begins with `where`.
     """
-    judged = []
     rollout = sampled.rollout
-    for positions, future in sampled.pending:
-        error = future.exception()
-        answers = [[] for _ in positions] if error else future.result()
-        text = f"{type(error).__name__}: {error}" if error else ""
-        for position, verdicts in zip(positions, answers, strict=True):
-            judged.append(
-                Judged(
-                    int(rollout.prompt_rows[position]),
-                    int(rollout.sample_index[position]),
-                    rollout.sample_ids[position],
-                    images.content_hash(rollout.images[position]),
-                    tuple(verdicts),
-                    text,
-                )
-            )
+    answers = [Answer() for _ in range(len(rollout))]
+    for asked in sampled.pending:
+        asked.settle(answers)
+    judged = [
+        Judged(
+            int(rollout.prompt_rows[position]),
+            int(rollout.sample_index[position]),
+            rollout.sample_ids[position],
+            images.content_hash(rollout.images[position]),
+            answers[position].verdicts,
+            tuple((int(rollout.sample_index[other]), verdict) for other, verdict in answers[position].compared),
+            answers[position].error,
+        )
+        for position in sampled.shard.real.tolist()
+    ]
     everything = dist.gather_rows(judged, key=lambda row: (row.prompt_row, row.sample))
     broken = [row for row in everything if row.error]
     if broken:
@@ -200,9 +192,39 @@ def reward(
     contexts = contexts_of(prompts, step, epoch)
     aggregator.observe(tables, contexts)
     return [
-        Group(rewards=aggregator(table, ctx), table=table, key=f"{step}/{row}/{ctx.prompt_id}")
+        Group(rewards=aggregator(table, ctx), table=table, key=group_key(step, row, ctx.prompt_id))
         for row, (table, ctx) in enumerate(zip(tables, contexts, strict=True))
     ]
+
+
+def group_key(step: int, prompt_row: int, prompt_id: str) -> str:
+    """The name of a group in the whole run."""
+    return f"{step}/{prompt_row}/{prompt_id}"
+
+
+def compared_groups(
+    judged: Sequence[Judged], prompt_ids: Sequence[str], step: int, *, permute: tuple[int, int] | None = None
+) -> list[Group]:
+    """Groups of a judge that compares: pairs as it answered, and the share of comparisons won as the reward.
+
+    Args:
+        judged: all rows of the step, in canonical order.
+        prompt_ids: [P].
+        step: the step.
+        permute: see `tabulate`.
+    """
+    groups = []
+    for number, name in enumerate(prompt_ids):
+        rows = [row for row in judged if row.prompt_row == number]
+        place = np.arange(len(rows))
+        if permute is not None:
+            place = np.random.default_rng(seeds.derive("permute", *permute, number)).permutation(len(rows))
+        pairs = tuple(
+            (int(place[row.sample]), int(place[other]), verdict) for row in rows for other, verdict in row.compared
+        )
+        rewards = preference.win_rates(pairs, len(rows))
+        groups.append(Group(rewards=rewards, pairs=pairs, key=group_key(step, number, name)))
+    return groups
 
 
 def contexts_of(prompts: Sequence[Prompt], step: int, epoch: int) -> list[Context]:

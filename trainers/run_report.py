@@ -43,7 +43,7 @@ LABELLED = 200
 
 @dataclass
 class Training:
-    """What the steps of a run recorded, one entry per step."""
+    """What the steps of a run recorded, one entry per step; no curve where the judge compared."""
 
     curve: list[CurvePoint] = field(default_factory=list)
     ties: list[float] = field(default_factory=list)
@@ -53,8 +53,9 @@ class Training:
 
     def add(self, step: int, metrics: dict[str, float]) -> None:
         """Take the metrics of a finished step (1-based)."""
-        reward, strict = metrics["reward/mean"], metrics["reward/strict_completion"]
-        self.curve.append(CurvePoint(step, known(reward), known(strict)))
+        # The mean share of won comparisons is one half whatever the pictures are.
+        if (strict := metrics.get("reward/strict_completion")) is not None:
+            self.curve.append(CurvePoint(step, known(metrics["reward/mean"]), known(strict)))
         self.ties.append(metrics.get("judge/tie_share", metrics["group/tie_share"]))
         self.flat.append(metrics["group/zero_std_share"])
 
@@ -102,6 +103,8 @@ def build_report(
     notes = []
     if trainer.stopped:
         notes.append(f"Training stopped at step {trainer.done} of {config.run.steps}: {trainer.stopped}.")
+    if config.judge.compare:
+        notes.append("In training the judge compared pictures in pairs, so there is no reward to draw over the steps.")
     if len(results) < ENOUGH:
         notes.append(f"Only {len(results)} prompts were evaluated; the intervals are wide.")
     report = AlignmentReport(
@@ -162,9 +165,7 @@ def _read(reader: Judge | None, result: EvalResult) -> dict[tuple[int, int], lis
 def _request(result: EvalResult, item: EvalItem) -> JudgeRequest:
     if item.image is None:
         raise RunError(f"the evaluation kept no picture of {item.sample_id}; evaluate with keep_images=True")
-    sources = result.prompts[item.row].sources
-    source = sources[0] if sources else None
-    return JudgeRequest(rubric=result.rubrics[item.row], candidate=item.image, source=source, sample_id=item.sample_id)
+    return JudgeRequest.of_sample(result.prompts[item.row], result.rubrics[item.row], item.image, item.sample_id)
 
 
 def _pictures(result: EvalResult, row: int, second: dict[tuple[int, int], list[Verdict]], show: bool) -> list[Picture]:

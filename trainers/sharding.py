@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from mmrubric.errors import InputError
 from pipelines.shards import local
 
-Shard = Literal["none", "fsdp2"]
+Shard = Literal["none", "fsdp2", "zero2"]
 _UNUSED = {
     "FSDP_OFFLOAD_PARAMS": ("true", "fsdp_offload_params: shards stay on their device"),
     "FSDP_ACTIVATION_CHECKPOINTING": ("true", "fsdp_activation_checkpointing: set model.gradient_checkpointing=true"),
@@ -34,6 +34,17 @@ _UNUSED = {
     "FSDP_AUTO_WRAP_POLICY": ("size_based_wrap", "fsdp_auto_wrap_policy=SIZE_BASED_WRAP: layers are taken by class"),
 }
 """Settings of accelerate's FSDP section that cannot be followed, with the value that asks for them."""
+_DEEPSPEED_UNUSED = {
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("deepspeed_config_file", ("none",), "leave it out"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": ("offload_optimizer_device", ("none",), "set none"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": ("offload_param_device", ("none",), "set none"),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
+        "gradient_accumulation_steps", ("1", "auto"), "leave it out: optim.batch_size decides it",
+    ),
+    "ACCELERATE_GRADIENT_CLIPPING": ("gradient_clipping", ("auto",), "leave it out: optim.grad_clip decides it"),
+}  # fmt: skip
+"""Settings of accelerate's DeepSpeed section that cannot be followed: (name, values that ask for nothing, the way
+out)."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +61,11 @@ def asked(environment: Mapping[str, str] | None = None) -> Asked:
     """What `accelerate launch` wrote into the environment.
 
     Raises:
-        InputError: DeepSpeed, FSDP1, or a setting that cannot be followed.
+        InputError: another stage of DeepSpeed than ZeRO-2, FSDP1, or a setting that cannot be followed.
     """
     found = os.environ if environment is None else environment
     if found.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        raise InputError(
-            "this launch asks for DeepSpeed, which trainers.train does not drive: its engine owns the optimizer and "
-            "the weights, and named copies of the weights (reference, old, average) cannot be swapped in. Use "
-            "--config_file configs/accelerate/fsdp2.yaml, which shards what ZeRO-3 shards, or ddp.yaml"
-        )
+        return _deepspeed(found)
     if found.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return Asked()
     if found.get("FSDP_VERSION", "1") != "2":
@@ -73,15 +80,39 @@ def asked(environment: Mapping[str, str] | None = None) -> Asked:
     return Asked("fsdp2", tuple(name.strip() for name in names.split(",") if name.strip()))
 
 
+def _deepspeed(found: Mapping[str, str]) -> Asked:
+    stage = found.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    if stage == "3":
+        raise InputError(
+            "this launch asks for DeepSpeed ZeRO-3, which trainers.train does not drive: DeepSpeed would hold the "
+            "weights, and named copies of them (reference, old, average) are swapped in between forwards. Use "
+            "--config_file configs/accelerate/fsdp2.yaml, which shards what ZeRO-3 shards, or deepspeed_zero2.yaml, "
+            "which shares gradients and optimizer"
+        )
+    if stage != "2":
+        raise InputError(
+            f"this launch asks for DeepSpeed with zero_stage {stage}: set zero_stage: 2, as in "
+            "configs/accelerate/deepspeed_zero2.yaml, or launch with ddp.yaml, where nothing is shared"
+        )
+    wrong = [
+        f"{name}={found[key]} ({way})"
+        for key, (name, idle, way) in _DEEPSPEED_UNUSED.items()
+        if found.get(key, idle[0]).lower() not in idle
+    ]
+    if wrong:
+        raise InputError("this launch asks of DeepSpeed what cannot be followed: " + "; ".join(wrong))
+    return Asked("zero2")
+
+
 @contextmanager
 def hidden() -> Iterator[None]:
-    """Create accelerate's objects inside, so that they set up the ranks and nothing of their own FSDP."""
-    before = os.environ.pop("ACCELERATE_USE_FSDP", None)
+    """Create accelerate's objects inside, so that they set up the ranks and nothing of their own FSDP or DeepSpeed."""
+    names = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
     finally:
-        if before is not None:
-            os.environ["ACCELERATE_USE_FSDP"] = before
+        os.environ.update(before)
 
 
 def choose(configured: Shard | None, launched: Asked) -> Shard:

@@ -127,10 +127,11 @@ class Tracking:
         if self.options.trackers:
             self.accelerator.log(numbers, step=step)
 
-    def progress(self, step: int, *, reward: float, strict: float, images_per_second: float) -> None:
+    def progress(self, step: int, *, reward: float, strict: float | None, images_per_second: float) -> None:
         """Move the bar to `step` finished steps."""
         if self._bar is not None:
-            note = f"reward {reward:.3f}  strict completion {strict:.1%}  {images_per_second:.1f} images/s"
+            share = "" if strict is None else f"  strict completion {strict:.1%}"
+            note = f"reward {reward:.3f}{share}  {images_per_second:.1f} images/s"
             self._bar.update(self._task, completed=step, note=note)
 
     def phase(self, name: str) -> Callable[[int, int], None] | None:

@@ -26,6 +26,7 @@ from trainers.checkpoint import fingerprint
 from trainers.config import TrainConfig
 from trainers.distributed import started_processes
 from trainers.loop import Trainer
+from trainers.timesteps import trained_count
 
 logger = logging.getLogger(__name__)
 console = Console(stderr=True)
@@ -88,7 +89,9 @@ def plan(config: TrainConfig) -> dict[str, Any]:
         told.append(f"not set yet: {', '.join(unset)}. Prompts, rubrics and judge were not looked at")
     loss, rows = checks.loss_of(config), config.data.prompts_per_step * config.rollout.drawn
     sampler = windows.at(config.rollout.sampler, config.run.seed, 0)
-    size = 1 if sampler.kind == "tokens" else len(windows.stochastic_steps(sampler))
+    size = 1
+    if sampler.kind == "flow" and loss.kind == "replay":
+        size = trained_count(len(windows.stochastic_steps(sampler)), config.loss.timestep_fraction)
     return {
         "directory": str(config.run.directory),
         "fingerprint": fingerprint(config.model_dump(mode="json")),

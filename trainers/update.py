@@ -12,14 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from mmrubric.errors import RunError
-from pipelines import seeds, shards
-from pipelines.policy import Policy, Rollout, StepOut, TokenSampler
+from pipelines import shards
+from pipelines.policy import Policy, Rollout, StepOut
+from pipelines.samplers import TokenSampler
 from trainers import losses
 from trainers.config import LossSection, OptimSection
 from trainers.distributed import Dist
 from trainers.losses import Batch, Loss, LossOut, weighted_sum
 from trainers.losses.kl import KL
 from trainers.metrics import Means, add_replay
+from trainers.timesteps import level_noise, noise_levels, trained_steps
+from trainers.zero2 import Zero2
 
 RECOMPUTED = {"old_log_prob": "log_prob", "old_mean": "mean", "old_value": "value"}
 """Fields of `Batch` from the policy before the update, and the fields of `StepOut` that they are."""
@@ -85,6 +88,7 @@ class Updater:
         dist: the ranks.
         importance_cap: largest weight of a sample (token) by the ratio of the policy before the update to what
             sampled it.
+        zero2: DeepSpeed shares gradients and optimizer over the ranks.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class Updater:
         precision: str = "fp32",
         dist: Dist | None = None,
         importance_cap: float = 3.0,
+        zero2: bool = False,
     ) -> None:
         self.importance_cap = importance_cap
         self.policy, self.loss, self.kl, self.dist = policy, loss, kl, dist or Dist()
@@ -109,6 +114,7 @@ class Updater:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay
         )
+        self.zero2 = Zero2(self.parameters, self.optimizer, optim.grad_clip) if zero2 else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.made = 0
         """Optimizer steps since the start of the run."""
@@ -130,7 +136,7 @@ class Updater:
             rollout: this rank's rows, [B].
             advantage: [B].
             weight: [B], 0 = not trained on.
-            run_seed: with `step`, seeds the noise levels of forward losses.
+            run_seed: with `step`, seeds the noise levels of forward losses and the choice of `timestep_fraction`.
             step: number of the rollout in the run.
             sampled_at: rows per forward of the rollout; 0 = they varied.
             rate: factor of the learning rate.
@@ -168,6 +174,8 @@ class Updater:
         of_rows = torch.as_tensor(weight, dtype=torch.float32)[rows]
         if rollout.mask is not None and not forward and not whole:
             of_rows = of_rows * rollout.mask.cpu()[rows, steps]
+        if self.options.timestep_fraction < 1:
+            of_rows = of_rows * trained_steps(rollout, self.options.timestep_fraction, run_seed, step)[rows, steps]
         wanted = torch.as_tensor(advantage, dtype=torch.float32)[rows]
         trained = of_rows > 0
         live = trained.clone()
@@ -309,7 +317,10 @@ class Updater:
                     total, out.metrics = total + distance.loss, out.metrics | distance.metrics
                 scalar = weighted_sum(total, weight, plan.normaliser, self.dist.world)
                 # Backward here, not after the loop: the graph of one micro-batch lives at a time.
-                self.scaler.scale(scalar).backward()
+                if self.zero2 is not None:
+                    self.zero2.backward(scalar, number == last)
+                else:
+                    self.scaler.scale(scalar).backward()
             log.add_all(out.metrics, weight)
             log.add("loss/value", total, weight)
             if first_pass and step.log_prob is not None:
@@ -339,54 +350,41 @@ class Updater:
 
     def _step(self, rate: float) -> float:
         """Clip, step and clear; returns the gradient norm before clipping."""
-        self.scaler.unscale_(self.optimizer)
-        limit = math.inf if self.optim.grad_clip is None else self.optim.grad_clip
-        norm = shards.full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
-        nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
-        norm = float(norm)
         warm = self.optim.warmup
         for group in self.optimizer.param_groups:
             group["lr"] = self.optim.lr * rate * (min(1.0, (self.made + 1) / warm) if warm else 1.0)
-        if math.isfinite(norm) or self.scaler.is_enabled():
+        norm = self._clip() if self.zero2 is None else self.zero2.step()
+        finite = math.isfinite(norm) or self.scaler.is_enabled()
+        if finite and self.zero2 is None:
             self.scaler.step(self.optimizer)
-        else:
+        elif not finite:
             raise RunError(f"the gradient norm is {norm}: the update would destroy the weights, so it was not made")
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.made += 1
         return norm
 
+    def _clip(self) -> float:
+        """Clip the gradients; returns their norm before."""
+        self.scaler.unscale_(self.optimizer)
+        limit = math.inf if self.optim.grad_clip is None else self.optim.grad_clip
+        norm = shards.full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
+        return float(norm)
+
     def state_dict(self) -> dict:
         """Optimizer, grad scaler and counter."""
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": (self.zero2 or self.optimizer).state_dict(),
             "scaler": self.scaler.state_dict(),
             "made": self.made,
         }
 
     def load_state_dict(self, state: dict) -> None:
         """Inverse of `state_dict`."""
-        self.optimizer.load_state_dict(shards.optimizer_state(self.optimizer, state["optimizer"]))
+        if self.zero2 is not None:
+            self.zero2.load_state_dict(state["optimizer"])
+        else:
+            self.optimizer.load_state_dict(shards.optimizer_state(self.optimizer, state["optimizer"]))
         self.scaler.load_state_dict(state["scaler"])
         self.made = int(state["made"])
-
-
-def noise_levels(rollout: Rollout, count: int, run_seed: int, step: int) -> Tensor:
-    """[B * count] noise levels, for each sample the first `count` of its own shuffle of the rollout's grid.
-
-    The order is a function of (run seed, step, prompt row, sample), never of rank. DiffusionNFT, arXiv
-    2509.16117.
-    """
-    grid = rollout.sigmas[:-1]
-    levels = []
-    for row, sample in zip(rollout.prompt_rows.tolist(), rollout.sample_index.tolist(), strict=True):
-        generator = torch.Generator().manual_seed(seeds.derive("levels", run_seed, step, row, sample))
-        levels.append(grid[torch.randperm(len(grid), generator=generator)[:count].to(grid.device)])
-    return torch.cat(levels).to(rollout.samples.device)
-
-
-def level_noise(rollout: Rollout, count: int, run_seed: int, step: int) -> Tensor:
-    """[B * count, ...] fresh normal noise, by (run seed, step, prompt row, sample, level)."""
-    keys = zip(rollout.prompt_rows.tolist(), rollout.sample_index.tolist(), strict=True)
-    rows = [seeds.derive("level noise", run_seed, step, row, sample, n) for row, sample in keys for n in range(count)]
-    return seeds.NoiseStream(rows, rollout.samples.shape[1:], rollout.samples.device).draw()

@@ -25,7 +25,7 @@ _SHAPE_TOLERANCE = 0.02
 
 
 class Keep(Rule):
-    """The candidate equals the source outside the edit mask.
+    """The candidate equals the source outside the edit mask. Of several sources it is the first, which was edited.
 
     The mask is one of: `mask`, `boxes`, or the boxes of the request's grounding layout labelled `region`
     (by default 'edit'). Arguments hold the mask itself and no file name, so the rubric's hash covers it.
@@ -126,7 +126,7 @@ class Duplicate(Rule):
     """The candidate is a copy of another picture: perceptual hashes differ in at most `max_distance` bits."""
 
     of: Literal["source", "reference"] | None = None
-    """The other picture: of the request, or of its grounding. 'source' when no `hash` is given."""
+    """The other picture: the request's first source, or that of its grounding. 'source' when no `hash` is given."""
     hash: str | None = None
     """`judges.rules.perceptual_hash(picture)` of the other picture."""
     max_distance: Annotated[int, Field(ge=0, lt=HASH_BITS)] = 6

@@ -46,8 +46,8 @@ class View:
 
     @cached_property
     def source(self) -> Image.Image | None:
-        """The picture that was edited; None when the request has none."""
-        return _opened(self._request.source)
+        """The picture that was edited: the first source; None when the request has none."""
+        return _opened(next(iter(self._request.sources), None))
 
     @cached_property
     def reference(self) -> Image.Image | None:

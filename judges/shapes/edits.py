@@ -15,7 +15,6 @@ from judges.shapes.judge import Reader, open_pixels, read_all
 from mmrubric.checks import number
 from mmrubric.errors import InputError
 from mmrubric.judging import JudgeRequest
-from mmrubric.prompt import Media
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.shapes import Seen
 from mmrubric.shapes.edit_checks import edit_boxes, holds_after
@@ -26,7 +25,7 @@ _NOTHING = Seen(background="")
 
 
 class ShapesEditJudge(PictureJudge[Criterion]):
-    """A `Judge` of edited pictures by a reader of pixels.
+    """A `Judge` of edited pictures by a reader of pixels. It compares with the first source, the picture being edited.
 
     The check `pixels` (arguments `min_psnr` in dB, and `direction` of a move) is the rule `keep` outside the region
     that the edit may change; `mmrubric.shapes.edit_checks.holds_after` documents the others.
@@ -53,7 +52,7 @@ class ShapesEditJudge(PictureJudge[Criterion]):
     def plans(self, requests: Sequence[JudgeRequest]) -> list[list[Criterion]]:
         """See `PictureJudge`; a request without source is refused as well."""
         for request in requests:
-            if request.source is None:
+            if not request.sources:
                 raise InputError(
                     f"judge {self.id!r} compares an edit with its source, and the request of sample "
                     f"{request.sample_id!r} has none; give prompts with `sources`, such as shapes-edit:train"
@@ -74,9 +73,8 @@ class ShapesEditJudge(PictureJudge[Criterion]):
 
     def _score(self, requests: Sequence[JudgeRequest]) -> list[list[Verdict]]:
         self.check(requests)
-        sources: list[Media] = [request.source for request in requests if request.source is not None]
         candidates = read_all(self._reader, [open_pixels(request.candidate) for request in requests])
-        before = read_all(self._reader, [open_pixels(source) for source in sources])
+        before = read_all(self._reader, [open_pixels(request.sources[0]) for request in requests])
         return [
             self._verdicts(request, source, seen)
             for request, source, seen in zip(requests, before, candidates, strict=True)

@@ -80,7 +80,7 @@ def load(path: str | Path) -> list[Exemplar | RankExemplar]:
 
     To score: {"rubric": {...}, "image": path or "text": text, "answers": {id: answer}, "reasons": {id: text}}.
     To rank: {"rubric": {...}, "images": [path, path] or "texts": [text, text], "rank": [1, 2], "reason": text}.
-    Both may have "source": path.
+    Both may have "sources": [path, ...], or "source": path for a single one.
 
     Raises:
         InputError: names the file and the line.
@@ -106,7 +106,7 @@ def _read(data: Any, folder: Path) -> Exemplar | RankExemplar:
         raise InputError("must be a JSON object")
     rest = dict(data)
     rubric = Rubric.parse(rest.pop("rubric", None), "rubric")
-    source = folder / str(rest.pop("source")) if "source" in rest else None
+    sources = _sources(rest, folder)
     ranks = "rank" in rest
     candidates = _candidates(rest, ranks, folder)
     allowed = {"rank", "reason"} if ranks else {"answers", "reasons"}
@@ -116,10 +116,20 @@ def _read(data: Any, folder: Path) -> Exemplar | RankExemplar:
         if name in rest and not isinstance(rest[name], kind):
             raise InputError(f"field {name} must be of type {kind.__name__}")
     if ranks:
-        return RankExemplar(PairRequest(rubric, *candidates, source=source), rest["rank"], rest.get("reason", ""))
+        return RankExemplar(PairRequest(rubric, *candidates, sources=sources), rest["rank"], rest.get("reason", ""))
     if "answers" not in rest:
         raise InputError("needs answers (to score) or rank (to compare)")
-    return Exemplar(JudgeRequest(rubric, *candidates, source=source), rest["answers"], rest.get("reasons", {}))
+    return Exemplar(JudgeRequest(rubric, *candidates, sources=sources), rest["answers"], rest.get("reasons", {}))
+
+
+def _sources(rest: dict[str, Any], folder: Path) -> tuple[Path, ...]:
+    """Takes the source images out of `rest`."""
+    if {"source", "sources"} <= set(rest):
+        raise InputError("give source or sources, not both")
+    listed = [rest.pop("source")] if "source" in rest else rest.pop("sources", [])
+    if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+        raise InputError(f"field sources must be a list of paths, got {listed!r}")
+    return tuple(folder / item for item in listed)
 
 
 def _candidates(rest: dict[str, Any], ranks: bool, folder: Path) -> list[Candidate]:

@@ -93,8 +93,8 @@ class VLMJudge(SyncMixin):
         for request in requests:
             if ranks and isinstance(request, JudgeRequest):
                 raise InputError(
-                    f"judge {self.id!r} ranks two candidates; call compare, or build it with mode per_criterion or "
-                    "batched"
+                    f"judge {self.id!r} ranks two candidates; call compare (in training judge.compare=true), or "
+                    "build it with mode per_criterion or batched"
                 )
             thing_of(request)
             for criterion in () if ranks else request.rubric.criteria:
@@ -152,7 +152,7 @@ class VLMJudge(SyncMixin):
         if request.identical:
             return PairVerdict.TIE
         a, b = (
-            JudgeRequest(request.rubric, candidate, request.source, request.grounding, sample_id=name)
+            JudgeRequest(request.rubric, candidate, request.sources, request.grounding, sample_id=name)
             for name, candidate in (("a", request.a), ("b", request.b))
         )
         verdicts = await run_all([self._scorer.score(a), self._scorer.score(b)])

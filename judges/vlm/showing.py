@@ -16,7 +16,7 @@ from mmrubric.errors import InputError
 from mmrubric.images import ImageOptions
 from mmrubric.judging import Candidate, JudgeRequest, PairRequest
 from mmrubric.prompt import Box, Media
-from mmrubric.prompt_file import fenced
+from mmrubric.prompt_file import fenced, numbered_label
 
 Part = TextPart | ImagePart
 _reading = threading.Lock()
@@ -31,7 +31,7 @@ class Shown:
     candidates: tuple[ImagePart | str, ...]
     """One to score, or two to rank in the order in which they are shown."""
     prompt: str = ""
-    source: ImagePart | None = None
+    sources: tuple[ImagePart, ...] = ()
     reference: ImagePart | None = None
     passage: str = ""
     layout: tuple[Box, ...] = ()
@@ -63,7 +63,7 @@ def thing_of(request: JudgeRequest | PairRequest) -> str:
         return "text"
     if any(texts):
         raise InputError("pair request: one candidate is a text (str), the other an image; give image files as Path")
-    return "image" if request.source is None else "edited image"
+    return "edited image" if request.sources else "image"
 
 
 def prepare(request: JudgeRequest | PairRequest, options: ImageOptions) -> Shown:
@@ -73,28 +73,30 @@ def prepare(request: JudgeRequest | PairRequest, options: ImageOptions) -> Shown
         InputError: a picture cannot be read; the message says which one.
     """
 
-    def picture(what: str, image: Media | None) -> ImagePart | None:
+    def picture(what: str, image: Media) -> ImagePart:
         _read_file(image)
         try:
-            return None if image is None else ImagePart.of(image, options)
+            return ImagePart.of(image, options)
         except InputError as error:
             raise InputError(f"{what}: {error}") from error
 
-    grounding = request.grounding
-    candidates = [c if isinstance(c, str) else picture("candidate", c) for c in candidates_of(request)]
+    grounding, count = request.grounding, len(request.sources)
+    reference = None if grounding is None else grounding.image
     return Shown(
         thing=thing_of(request),
-        candidates=tuple(c for c in candidates if c is not None),
+        candidates=tuple(c if isinstance(c, str) else picture("candidate", c) for c in candidates_of(request)),
         prompt=request.rubric.prompt,
-        source=picture("source", request.source),
-        reference=None if grounding is None else picture("grounding image", grounding.image),
+        sources=tuple(
+            picture(numbered_label("source", number, count), source) for number, source in enumerate(request.sources, 1)
+        ),
+        reference=None if reference is None else picture("grounding image", reference),
         passage="" if grounding is None else grounding.passage,
         layout=() if grounding is None else grounding.layout,
     )
 
 
-def _read_file(image: Media | None) -> None:
-    """Reads a picture that PIL has opened but not read: the samples of a group share their source, and two threads
+def _read_file(image: Media) -> None:
+    """Reads a picture that PIL has opened but not read: the samples of a group share their sources, and two threads
     must not read one file object at once."""
     if isinstance(image, Image.Image):
         # What is wrong with it, the normaliser says.
@@ -105,13 +107,15 @@ def _read_file(image: Media | None) -> None:
 def parts_of(shown: Shown, question: str, templates: Templates) -> tuple[Part, ...]:
     """The user message: pictures first, each right after its label; then texts; the question last.
 
-    What many questions share comes early (source and reference of a group, the candidate, the prompt), so that
-    a server's prefix cache holds it.
+    Several sources are numbered. What many questions share comes early (sources and reference of a group, the
+    candidate, the prompt), so that a server's prefix cache holds it.
     """
     pictures: list[Part] = []
-    for name, picture in (("source", shown.source), ("reference", shown.reference)):
-        if picture is not None:
-            pictures += [TextPart(templates.fill("label", name)), picture]
+    for number, source in enumerate(shown.sources, 1):
+        label = numbered_label(templates.fill("label", "source"), number, len(shown.sources))
+        pictures += [TextPart(label), source]
+    if shown.reference is not None:
+        pictures += [TextPart(templates.fill("label", "reference")), shown.reference]
     texts: list[str] = []
     for name, text in (("passage", shown.passage), ("layout", _listed(shown.layout)), ("prompt", shown.prompt)):
         if text.strip():

@@ -4,7 +4,7 @@
 weight together. `names()` lists what can be built.
 """
 
-from mmrubric.advantage import grpo, reward, rpo
+from mmrubric.advantage import by_category, grpo, reward, rpo
 from mmrubric.advantage.base import Advantage, AdvantageOut, registry
 from mmrubric.advantage.standardize import masked_standardize
 
@@ -18,6 +18,7 @@ __all__ = [
     "Advantage",
     "AdvantageOut",
     "build",
+    "by_category",
     "filter",
     "grpo",
     "masked_standardize",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mmrubric import preference
 from mmrubric.group import Group
 from mmrubric.scores import Floats
 from mmrubric.tags import Registry
@@ -46,6 +47,15 @@ class Advantage:
             InputError: a group is too small, or lacks a field that the method needs.
         """
         raise NotImplementedError
+
+    def matches(self, size: int, key: str) -> list[tuple[int, int]]:
+        """Which samples of a group a judge compares, where one compares: all pairs.
+
+        Args:
+            size: number of samples.
+            key: names the group, as in `Group.key`; seeds a choice.
+        """
+        return preference.pairing(size, "round_robin")
 
     def check_size(self, size: int) -> None:
         """Raise `InputError` if groups of `size` samples cannot be used; call it before expensive work."""

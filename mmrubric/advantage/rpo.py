@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from numpy.typing import ArrayLike
 
@@ -103,11 +102,17 @@ class Rpo(Advantage):
             binarize=self.binarize,
         )
 
+    def matches(self, size: int, key: str) -> list[tuple[int, int]]:
+        """The pairs that `pairing` says."""
+        return self._matches(size, f"{key}\x1f")
+
     def _which(self, group: Group) -> list[tuple[int, int]]:
-        if self.pairing == "list":
-            return list(combinations(range(group.size), 2))
         content = "\x1f".join(group.table.sample_ids) if group.table is not None else ""
-        return preference.pairing(group.size, self.pairing, f"{self.seed}\x1f{group.key}\x1f{content}")
+        return self._matches(group.size, f"{group.key}\x1f{content}")
+
+    def _matches(self, size: int, named: str) -> list[tuple[int, int]]:
+        how = "round_robin" if self.pairing == "list" else self.pairing
+        return preference.pairing(size, how, f"{self.seed}\x1f{named}")
 
     def _one(self, group: Group) -> AdvantageOut:
         preference.check_pairing(group.size, "round_robin")

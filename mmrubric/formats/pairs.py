@@ -76,8 +76,8 @@ class RankedCandidates:
             raise InputError(f"pair {self.id!r}: needs two candidates, got {len(self.candidates)}")
         first, second = (self._media(one, folder) if self.kind == "image" else one for one in self.candidates)
         winner = {PairVerdict.WIN_A: 0, PairVerdict.WIN_B: 1}.get(self.label) if self.ranks is not None else None
-        source = None if self.source is None else self._media(self.source, folder)
-        return PreferencePair(self.prompt, (first, second), winner, source, self.id)
+        sources = () if self.source is None else (self._media(self.source, folder),)
+        return PreferencePair(self.prompt, (first, second), winner, sources, self.id)
 
     def _media(self, value: str | bytes, folder: str | Path) -> Path | bytes:
         """An image's name as a path, so that it is not taken for a text."""

@@ -80,9 +80,9 @@ async def _by_consensus(
     answers: Sequence[ScoredAnswer], judges: Sequence[Judge], rubric: Rubric, asked: Asked
 ) -> list[ScoredAnswer]:
     """Answers with the mean of the judges' weighted scores; those that no judge could score are left out."""
-    source = None if asked.source is None else _bytes_of(asked.source)
+    sources = tuple(_bytes_of(source) for source in asked.sources)
     requests = [
-        JudgeRequest(rubric, answer.candidate, source, asked.grounding, sample_id=str(index))
+        JudgeRequest(rubric, answer.candidate, sources, asked.grounding, sample_id=str(index))
         for index, answer in enumerate(answers)
     ]
     verdicts = await run_all(judge.score(requests) for judge in judges)

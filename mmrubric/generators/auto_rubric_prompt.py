@@ -16,7 +16,7 @@ from mmrubric.generators.auto_rubric_pairs import Statements
 from mmrubric.generators.auto_rubric_verify import ShownPair
 from mmrubric.generators.items import slug, without_repeats
 from mmrubric.generators.llm import Asked, Draft, GenerationFailed, LLMGenerator, fenced_prompt
-from mmrubric.generators.showing import Pictures, check_wording, numbered, source_of
+from mmrubric.generators.showing import Pictures, check_wording, numbered, sources_shown
 from mmrubric.judging import run_all
 from mmrubric.prompt_file import fenced
 from mmrubric.rubric import Criterion
@@ -92,7 +92,7 @@ class PromptWriter:
         reply = await self.asker.ask(
             "write",
             Statements,
-            pictures=(*pictures, *source_of(asked.source)),
+            pictures=(*pictures, *sources_shown(asked.sources)),
             check=lambda reply: self._check(reply, asked.prompt, self.count),
             prompt=fenced_prompt(asked.prompt),
             examples=examples,
@@ -134,7 +134,7 @@ class PromptWriter:
             reply = await self.asker.ask(
                 "check",
                 Faults,
-                pictures=source_of(asked.source),
+                pictures=sources_shown(asked.sources),
                 check=check,
                 temperature=self.heat,
                 repeat=number,
@@ -150,7 +150,7 @@ class PromptWriter:
         reply = await self.asker.ask(
             "amend",
             Statements,
-            pictures=source_of(asked.source),
+            pictures=sources_shown(asked.sources),
             check=lambda reply: self._check(reply, asked.prompt, len(faults)),
             repeat=number,
             prompt=fenced_prompt(asked.prompt),

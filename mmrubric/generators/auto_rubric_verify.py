@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from mmrubric.chat import ImagePart
 from mmrubric.errors import InputError
 from mmrubric.generators.llm import GenerationFailed, LLMGenerator, fenced_prompt
-from mmrubric.generators.showing import Display, Part, display, numbered, part_of, source_of
+from mmrubric.generators.showing import Display, Part, display, numbered, part_of, sources_shown
 from mmrubric.judging import run_all
 from mmrubric.pairs import PreferencePair
 
@@ -32,7 +32,7 @@ class ShownPair:
     candidates: tuple[Part, Part]
     preferred: int | None
     """None where labels are not looked at."""
-    source: ImagePart | None = None
+    sources: tuple[ImagePart, ...] = ()
     rationale: str = ""
 
     @classmethod
@@ -40,11 +40,15 @@ class ShownPair:
         """Normalises and encodes the pictures of a pair. A bad picture or, where `labelled`, a missing label is an
         `InputError` with the pair's id."""
         where = f"pair {pair.id!r}"
-        source = None if pair.source is None else await part_of(pair.source, f"{where}: source")
-        if isinstance(source, str):
-            raise InputError(f"{where}: source must be a picture, got a text")
+        sources: list[ImagePart] = []
+        for given in pair.sources:
+            source = await part_of(given, f"{where}: source")
+            if isinstance(source, str):
+                raise InputError(f"{where}: source must be a picture, got a text")
+            sources.append(source)
         first, second = [await part_of(candidate, where) for candidate in pair.candidates]
-        return cls(pair.id, pair.prompt, (first, second), pair.label if labelled else None, source, pair.rationale)
+        label = pair.label if labelled else None
+        return cls(pair.id, pair.prompt, (first, second), label, tuple(sources), pair.rationale)
 
     @property
     def identical(self) -> bool:
@@ -52,10 +56,10 @@ class ShownPair:
         return self.candidates[0] == self.candidates[1]
 
     def shown(self, swapped: bool = False, labels: Sequence[str] = LABELS) -> Display:
-        """The source and both candidates, in their order or in the other one. Neither label nor rationale."""
+        """The sources and both candidates, in their order or in the other one. Neither label nor rationale."""
         parts = self.candidates[::-1] if swapped else self.candidates
         seen = display(list(zip(labels, parts, strict=True)))
-        return Display((*source_of(self.source), *seen.pictures), seen.text)
+        return Display((*sources_shown(self.sources), *seen.pictures), seen.text)
 
 
 class Ranked(BaseModel):

@@ -22,7 +22,7 @@ from mmrubric.generators.base import registry
 from mmrubric.generators.fusion import Item, Pool, content_key, fused, joined_to_earlier, pooled, settled, united
 from mmrubric.generators.items import CATEGORIES, capped, category_of, slug, with_unique_ids
 from mmrubric.generators.llm import Asked, Draft, GenerationFailed, LLMGenerator, fenced_prompt
-from mmrubric.generators.showing import Pictures, check_wording, display, numbered, part_of, source_of, through
+from mmrubric.generators.showing import Pictures, check_wording, display, numbered, part_of, sources_shown, through
 from mmrubric.judging import Judge, run_all
 from mmrubric.prompt_file import fenced
 from mmrubric.rubric import Criterion, Rubric
@@ -86,7 +86,7 @@ class Coarse2FineGenerator(LLMGenerator):
         "compare": ("prompt", "statements"),
         "evolve": ("prompt", "statements", "answers", "standing", "most", "dimensions"),
     }
-    TAKES: ClassVar[frozenset[str]] = frozenset({"source", "grounding", "exemplars"})
+    TAKES: ClassVar[frozenset[str]] = frozenset({"sources", "grounding", "exemplars"})
 
     _: KW_ONLY
     temperature: float = 0.2
@@ -144,7 +144,7 @@ class Coarse2FineGenerator(LLMGenerator):
 
     async def _candidates(self, asked: Asked) -> Pool:
         """Stage 1: what all models write, repeats by wording united."""
-        pictures = source_of(asked.source)
+        pictures = sources_shown(asked.sources)
         if asked.grounding is not None and asked.grounding.image is not None:
             part = await part_of(asked.grounding.image, "grounding: field image")
             assert isinstance(part, ImagePart)
@@ -189,7 +189,7 @@ class Coarse2FineGenerator(LLMGenerator):
         made = await writer.ask(
             "answer",
             Reference,
-            pictures=source_of(asked.source),
+            pictures=sources_shown(asked.sources),
             temperature=self.answer_temperature,
             prompt=fenced_prompt(asked.prompt),
         )
@@ -219,7 +219,7 @@ class Coarse2FineGenerator(LLMGenerator):
         return await self.ask(
             "evolve",
             HubItems,
-            pictures=(*source_of(asked.source), *shown.pictures),
+            pictures=(*sources_shown(asked.sources), *shown.pictures),
             check=lambda reply: self._check(reply, asked.prompt, least=0),
             prompt=fenced_prompt(asked.prompt),
             statements=numbered(item.text for item in base),

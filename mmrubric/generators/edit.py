@@ -17,7 +17,7 @@ from mmrubric.errors import InputError
 from mmrubric.generators.base import registry
 from mmrubric.generators.items import capped, check_enough, slug, without_repeats
 from mmrubric.generators.llm import Asked, Draft, LLMGenerator, fenced_prompt
-from mmrubric.generators.showing import check_wording, source_of
+from mmrubric.generators.showing import check_wording, sources_shown
 from mmrubric.prompt import Grounding
 from mmrubric.rubric import Criterion
 from mmrubric.similar import Encoder
@@ -47,7 +47,7 @@ class EditItems(BaseModel):
 @registry.register("edit", _TAGS)
 @dataclass
 class EditGenerator(LLMGenerator):
-    """One call with the source picture; every group is present. `Criterion.category` is keep, follow or quality.
+    """One call with the source pictures; every group is present. `Criterion.category` is keep, follow or quality.
 
     Of a grounding it takes the layout alone: the boxes labelled "edit", which may change.
 
@@ -58,7 +58,7 @@ class EditGenerator(LLMGenerator):
         keep_rule: limits of one more criterion that pixels answer (`rule:keep`): {"min_ssim": 0.9}, {"min_psnr": 30}
             or both. What may change are the boxes of the grounding, else those of the judge's request. {} = none.
         encoder: finds repeats by meaning; None = by words.
-        fallback: as for all generators, but an error by default: no other generator sees the source.
+        fallback: as for all generators, but an error by default: no other generator sees the sources.
 
     Raises:
         InputError: see `LLMGenerator`, and an unknown group or limit, a weight not above 0, or bounds that cross.
@@ -67,7 +67,7 @@ class EditGenerator(LLMGenerator):
     NAME: ClassVar[str] = "edit/1"
     PROMPTS: ClassVar[str] = "edit_v1"
     HOLES: ClassVar[Mapping[str, Sequence[str]]] = {"write": ("prompt", "least", "most")}
-    TAKES: ClassVar[frozenset[str]] = frozenset({"source", "grounding"})
+    TAKES: ClassVar[frozenset[str]] = frozenset({"sources", "grounding"})
 
     _: KW_ONLY
     min_criteria: int = 8
@@ -95,13 +95,13 @@ class EditGenerator(LLMGenerator):
             number(f"{self._where}: keep_rule: {name}", limit, *_KEEP_LIMITS[name])
 
     async def write(self, asked: Asked) -> Draft:
-        if asked.source is None:
-            raise InputError(f"{self._where}: source: give the picture that is to be edited")
+        if not asked.sources:
+            raise InputError(f"{self._where}: sources: give the picture that is to be edited")
         boxes = self._boxes(asked.grounding)
         written = await self.ask(
             "write",
             EditItems,
-            pictures=source_of(asked.source),
+            pictures=sources_shown(asked.sources),
             check=lambda found: self._check(found, asked.prompt),
             prompt=fenced_prompt(asked.prompt),
             least=str(self.min_criteria),

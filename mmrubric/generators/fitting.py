@@ -32,7 +32,7 @@ class Sample:
 
     prompt: str
     candidate: Candidate
-    source: Media | None = None
+    sources: tuple[Media, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _requests(
         if key not in rubrics:
             chosen = tuple(criterion for criterion, ask in zip(criteria, asked[row], strict=True) if ask)
             rubrics[key] = Rubric(prompt=sample.prompt, criteria=chosen)
-        requests.append(JudgeRequest(rubrics[key], sample.candidate, sample.source, sample_id=str(row)))
+        requests.append(JudgeRequest(rubrics[key], sample.candidate, sample.sources, sample_id=str(row)))
     return requests
 
 
@@ -175,11 +175,11 @@ class GlobalGenerator(LLMGenerator):
     async def generate(
         self,
         prompt: Prompt | str,
-        source: Media | None = None,
+        sources: Sequence[Media] = (),
         grounding: Grounding | None = None,
         exemplars: Sequence[Any] = (),
     ) -> Rubric:
-        made = await super().generate(prompt, source, grounding, exemplars)
+        made = await super().generate(prompt, sources, grounding, exemplars)
         return made.model_copy(update={"provenance": self.learned().provenance})
 
     async def write(self, asked: Asked) -> Draft:

@@ -23,7 +23,7 @@ from mmrubric.generators.items import category_of, slug, with_unique_ids
 from mmrubric.generators.llm import fenced_prompt
 from mmrubric.generators.showing import check_wording, display, part_of
 from mmrubric.judging import Candidate
-from mmrubric.prompt import Media
+from mmrubric.prompt import Media, checked_sources
 from mmrubric.prompt_file import fenced
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.similar import Encoder, duplicates
@@ -42,8 +42,11 @@ class PoolExample:
     """Kind of prompt, as the teacher is told."""
     answer: str = ""
     """The right answer, where there is one; shown to the teacher only."""
-    source: Media | None = None
-    """Source image of an edit, or picture that a question is about."""
+    sources: tuple[Media, ...] = ()
+    """Source images of an edit, or pictures that a question is about."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", checked_sources(self.sources, f"example {self.prompt[:80]!r}"))
 
 
 class PoolItem(BaseModel):
@@ -133,7 +136,7 @@ class GlobalPool(GlobalGenerator):
         order = np.random.default_rng(self.seed).permutation(len(examples))
         criteria = await self._candidates(examples, [examples[index] for index in order[: self.shots]])
         judged = [examples[index] for index in sorted(order[: self.answers])]
-        scores = await scores_of(judge, [Sample(e.prompt, e.candidate, e.source) for e in judged], criteria)
+        scores = await scores_of(judge, [Sample(e.prompt, e.candidate, e.sources) for e in judged], criteria)
         if scores.failed.mean() > self.max_failure_share:
             raise RunError(
                 f"{self._where}: judge {judge.id!r} failed on {scores.failed.mean():.1%} of the verdicts; at most "
@@ -151,7 +154,10 @@ class GlobalPool(GlobalGenerator):
         parts, lines = [], []
         for count, example in enumerate(shown, 1):
             where = f"example {count}"
-            listed = [] if example.source is None else [(f"Source {count}", await part_of(example.source, where))]
+            one, listed = len(example.sources) == 1, []
+            for place, source in enumerate(example.sources, 1):
+                label = f"Source {count}" if one else f"Source {count}.{place}"
+                listed.append((label, await part_of(source, where)))
             listed.append((f"Answer {count}", await part_of(example.candidate, where)))
             seen = display(listed)
             parts += seen.pictures

@@ -20,7 +20,7 @@ from mmrubric.generators.items import with_unique_ids
 from mmrubric.llm_asking import Asker, Reading
 from mmrubric.llm_json import BadAnswer
 from mmrubric.llm_pool import client_of
-from mmrubric.prompt import Grounding, Media, Prompt
+from mmrubric.prompt import Grounding, Media, Prompt, checked_sources
 from mmrubric.prompt_file import Holes, PromptFile, fenced
 from mmrubric.rubric import Criterion, Provenance, Rubric
 from mmrubric.store import Store
@@ -40,7 +40,7 @@ class Asked:
     """What a rubric is asked for."""
 
     prompt: str
-    source: ImagePart | None = None
+    sources: tuple[ImagePart, ...] = ()
     grounding: Grounding | None = None
     exemplars: tuple[Any, ...] = ()
 
@@ -84,7 +84,7 @@ class LLMGenerator(RubricGenerator):
     HOLES: ClassVar[Mapping[str, Sequence[str]]]
     """Steps of the prompt file, and the holes of each question."""
     TAKES: ClassVar[frozenset[str]] = frozenset()
-    """Which of source, grounding and exemplars it uses."""
+    """Which of sources, grounding and exemplars it uses."""
 
     _: KW_ONLY
     base_url: str | Sequence[str] = ()
@@ -121,14 +121,15 @@ class LLMGenerator(RubricGenerator):
     async def generate(
         self,
         prompt: Prompt | str,
-        source: Media | None = None,
+        sources: Sequence[Media] = (),
         grounding: Grounding | None = None,
         exemplars: Sequence[Any] = (),
     ) -> Rubric:
-        self._refuse(source=source, grounding=grounding, exemplars=exemplars)
+        given = checked_sources(sources, self._where)
+        self._refuse(sources=given, grounding=grounding, exemplars=exemplars)
         text = prompt.text if isinstance(prompt, Prompt) else prompt
-        picture = None if source is None else await asyncio.to_thread(ImagePart.of, source)
-        return await self.finish(text, self.write(Asked(text, picture, grounding, tuple(exemplars))))
+        pictures = tuple([await asyncio.to_thread(ImagePart.of, source) for source in given])
+        return await self.finish(text, self.write(Asked(text, pictures, grounding, tuple(exemplars))))
 
     @abstractmethod
     async def write(self, asked: Asked) -> Draft:
@@ -265,8 +266,7 @@ class LLMGenerator(RubricGenerator):
 
     def _refuse(self, **given: Any) -> None:
         for name, value in given.items():
-            # An image may be an array, which has no truth value.
-            missing = value is None or (name == "exemplars" and len(value) == 0)
+            missing = value is None if name == "grounding" else len(value) == 0
             if name not in self.TAKES and not missing:
                 raise InputError(f"{self._where} takes no {name}")
 

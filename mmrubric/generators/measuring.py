@@ -13,7 +13,7 @@ from mmrubric.generators.fitting import Sample, scores_of
 from mmrubric.judging import Candidate, Judge
 from mmrubric.memory import gap as gap_of
 from mmrubric.pairs import PreferencePair
-from mmrubric.prompt import Media
+from mmrubric.prompt import Media, checked_sources
 from mmrubric.rubric import Criterion
 from mmrubric.scores import Floats, weighted_mean
 from mmrubric.similar import facts
@@ -32,10 +32,11 @@ class MemoryExample:
     """A preferred or curated image, or a stronger model's."""
     candidates: tuple[Candidate, ...]
     """Of the policy that is to be trained."""
-    source: Media | None = None
-    """Source image of an edit."""
+    sources: tuple[Media, ...] = ()
+    """Source images of an edit."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", checked_sources(self.sources, f"example {self.prompt[:80]!r}"))
         object.__setattr__(self, "candidates", tuple(self.candidates))
         if not self.candidates:
             raise InputError(f"example {self.prompt[:80]!r}: field candidates is empty; give at least one")
@@ -44,7 +45,7 @@ class MemoryExample:
     def of(cls, example: MemoryExample | PreferencePair) -> MemoryExample:
         """The preferred candidate of a pair is the reference, the other one the candidate."""
         if isinstance(example, PreferencePair):
-            return cls(example.prompt, example.better, (example.worse,), example.source)
+            return cls(example.prompt, example.better, (example.worse,), example.sources)
         if isinstance(example, MemoryExample):
             return example
         raise InputError(f"fit takes MemoryExample or PreferencePair, got {type(example).__name__}")
@@ -79,7 +80,7 @@ async def measure(
         repeats: evaluations where the judge does not just say yes or no; 1 = noise is not measured.
     """
     answers = (example.reference, *example.candidates)
-    samples = [Sample(example.prompt, answer, example.source) for answer in answers]
+    samples = [Sample(example.prompt, answer, example.sources) for answer in answers]
     runs = [await scores_of(judge, samples, criteria)]
     binary = gap_of.is_binary(runs[0].met)
     if lam > 0.0 and not binary:

@@ -17,7 +17,7 @@ from mmrubric.generators.base import registry
 from mmrubric.generators.fusion import Item, Pool, content_key, fused, pooled
 from mmrubric.generators.items import CATEGORIES, capped, category_of, slug
 from mmrubric.generators.llm import Asked, Draft, GenerationFailed, LLMGenerator, fenced_prompt
-from mmrubric.generators.showing import check_wording, source_of
+from mmrubric.generators.showing import check_wording, sources_shown
 from mmrubric.judging import run_all
 from mmrubric.rubric import Criterion
 from mmrubric.similar import Encoder
@@ -88,7 +88,7 @@ class MultiRoleGenerator(LLMGenerator):
         "importance": (),
         "compare": ("prompt", "statements"),
     }
-    TAKES: ClassVar[frozenset[str]] = frozenset({"source"})
+    TAKES: ClassVar[frozenset[str]] = frozenset({"sources"})
 
     _: KW_ONLY
     temperature: float = 0.3
@@ -139,7 +139,7 @@ class MultiRoleGenerator(LLMGenerator):
             said = await self.ask(
                 "role",
                 RoleItems,
-                pictures=source_of(asked.source),
+                pictures=sources_shown(asked.sources),
                 check=lambda reply: check_wording((item.criterion for item in reply.items), asked.prompt),
                 prompt=fenced_prompt(asked.prompt),
                 role=self._roles[name],

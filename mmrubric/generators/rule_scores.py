@@ -36,7 +36,9 @@ class RuleScores:
         new = [rule for rule in rules if rule.id not in self._columns]
         if not new:
             return
-        samples = [Sample(pair.prompt, candidate, pair.source) for pair in self._pairs for candidate in pair.candidates]
+        samples = [
+            Sample(pair.prompt, candidate, pair.sources) for pair in self._pairs for candidate in pair.candidates
+        ]
         scores = await scores_of(self._judge, samples, new)
         for column, rule in enumerate(new):
             self._columns[rule.id] = Scores(

@@ -25,7 +25,7 @@ from mmrubric.generators.fitting import GlobalGenerator, answers_of, needs_judge
 from mmrubric.generators.items import category_of, slug, with_unique_ids, without_repeats
 from mmrubric.generators.llm import GenerationFailed, fenced_prompt
 from mmrubric.generators.rule_scores import RuleScores
-from mmrubric.generators.showing import check_wording, display, numbered, part_of
+from mmrubric.generators.showing import check_wording, display, labelled, numbered, part_of
 from mmrubric.judging import run_all
 from mmrubric.pairs import PreferencePair
 from mmrubric.prompt_file import fenced
@@ -297,9 +297,9 @@ class RulesFromPairs(GlobalGenerator):
 
     async def _about(self, pair: PreferencePair, step: str, known: str) -> Explained:
         where = f"pair {pair.id!r}"
-        source = [] if pair.source is None else [("Source", await part_of(pair.source, where))]
+        sources = labelled("Source", [await part_of(source, where) for source in pair.sources])
         answers = [(label, await part_of(one, where)) for label, one in zip("AB", pair.candidates, strict=True)]
-        shown = display([*source, *answers])
+        shown = display([*sources, *answers])
         return await self.ask(
             step,
             Explained,

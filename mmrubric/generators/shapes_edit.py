@@ -61,7 +61,7 @@ class ShapesEditGenerator(RubricGenerator):
     async def generate(
         self,
         prompt: Prompt | str,
-        source: Media | None = None,
+        sources: Sequence[Media] = (),
         grounding: Grounding | None = None,
         exemplars: Sequence[Any] = (),
     ) -> Rubric:

@@ -13,11 +13,12 @@ from mmrubric.chat_client import ChatClient
 from mmrubric.errors import InputError
 from mmrubric.generators.llm import LLMGenerator
 from mmrubric.judging import Candidate
-from mmrubric.prompt_file import fenced
+from mmrubric.prompt_file import fenced, numbered_label
 from mmrubric.quality.criterion_rules import leak, non_comparative
 from mmrubric.rubric import Criterion, Rubric
 
 G = TypeVar("G", bound=LLMGenerator)
+P = TypeVar("P")
 Pictures: TypeAlias = tuple[tuple[str, ImagePart], ...]
 """(label, picture) pairs, as `LLMGenerator.ask` takes them."""
 Part: TypeAlias = ImagePart | str
@@ -59,9 +60,14 @@ async def part_of(candidate: Candidate, where: str) -> Part:
         raise InputError(f"{where}: {error}") from error
 
 
-def source_of(source: ImagePart | None) -> Pictures:
-    """The picture that an editing prompt starts from."""
-    return () if source is None else (("Source picture (to be edited, not judged)", source),)
+def labelled(label: str, parts: Sequence[P]) -> list[tuple[str, P]]:
+    """Parts with one label, which is numbered where there are several."""
+    return [(numbered_label(label, number, len(parts)), part) for number, part in enumerate(parts, 1)]
+
+
+def sources_shown(sources: Sequence[ImagePart]) -> Pictures:
+    """The pictures that an editing prompt starts from, in their order."""
+    return tuple(labelled("Source picture (to be edited, not judged)", sources))
 
 
 def numbered(texts: Iterable[str]) -> str:

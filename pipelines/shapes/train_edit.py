@@ -24,7 +24,7 @@ from pipelines.diffusion import DEPLOYED_FILE
 from pipelines.flux import positions
 from pipelines.load import SHAPES
 from pipelines.packed import pack
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 from pipelines.shapes.edit_models import MAX_TOKENS, build_edit_pipeline, instructions, tokenize
 from pipelines.shapes.muon import muon_and_adamw
 from pipelines.shapes.state import Stage

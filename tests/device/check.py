@@ -31,7 +31,8 @@ from mmrubric import Prompt
 from mmrubric.errors import InputError
 from pipelines import engine
 from pipelines.diffusion import FlowPolicy
-from pipelines.policy import Rollout, Sampler
+from pipelines.policy import Rollout
+from pipelines.samplers import Sampler
 from pipelines.seeds import row_seed
 from tests.device.models import NAMES, build, sampler_of, velocity
 from trainers import losses

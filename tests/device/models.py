@@ -21,7 +21,7 @@ from pipelines.conditioning import Embedding
 from pipelines.diffusion import FlowPolicy
 from pipelines.flux import FluxAdapter
 from pipelines.load import add_lora
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 from pipelines.sd3 import SD3Adapter
 from pipelines.seeds import derive
 

@@ -30,12 +30,14 @@ class Bright(judges.SyncMixin):
     asked: list[list[str]] = field(default_factory=list)
     depends: list[tuple[str, ...]] = field(default_factory=list)
     seen: list[str | None] = field(default_factory=list)
+    sources: list[tuple[object, ...]] = field(default_factory=list)
 
     async def score(self, requests: Sequence[judges.JudgeRequest]) -> list[list[Verdict]]:
         await asyncio.sleep(0)
         self.asked += [list(request.rubric.ids) for request in requests]
         self.depends += [criterion.depends_on for request in requests for criterion in request.rubric.criteria]
         self.seen += [request.sample_id for request in requests]
+        self.sources += [request.sources for request in requests]
         return [self._row(request) for request in requests]
 
     def _row(self, request: judges.JudgeRequest) -> list[Verdict]:
@@ -209,6 +211,9 @@ def test_compare_by_the_scores_of_both():
     assert judge.compare_sync([*pairs, broken]) == [  # pyright: ignore[reportAttributeAccessIssue]
         PairVerdict.WIN_A, PairVerdict.WIN_B, PairVerdict.TIE, PairVerdict.FAILED,
     ]  # fmt: skip
+    looking = Bright()
+    build(vlm=looking).compare_sync([judges.PairRequest(plain, WHITE, BLACK, (b"one", b"two"))])  # pyright: ignore[reportAttributeAccessIssue]
+    assert looking.sources == [(b"one", b"two")] * 2
     # Soft comparison with a margin that the difference of 1 does not exceed
     loose = build(compare={"binarize": False, "margin": 1.0})
     assert loose.compare_sync(pairs[:1]) == [PairVerdict.TIE]  # pyright: ignore[reportAttributeAccessIssue]

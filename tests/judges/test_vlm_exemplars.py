@@ -57,13 +57,19 @@ def test_worked_examples_from_a_file(tmp_path: Path):
     path = tmp_path / "e.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n", encoding="utf-8")
     image, text, rank = load(path)
-    assert image.request.candidate == tmp_path / "red.png" == image.request.source
+    assert image.request.candidate == tmp_path / "red.png" == image.request.sources[0]
     assert text.request.candidate == "red.png" and text.answers == {"cat": "yes"}
     assert rank.rank == (2, 1) and (rank.request.a, rank.request.b) == ("x", "y")
     scored = tmp_path / "s.jsonl"
     scored.write_text(json.dumps(lines[0]), encoding="utf-8")
     assert judge_id(exemplars=scored) == judge_id(exemplars=[image])
+    several = {**lines[0], "sources": ["a.png", "b.png"]}
+    del several["source"]
+    path.write_text(json.dumps(several), encoding="utf-8")
+    assert load(path)[0].request.sources == (tmp_path / "a.png", tmp_path / "b.png")
     for line, message in (
+        ({**lines[0], "sources": ["a.png"]}, "source or sources, not both"),
+        ({**several, "sources": "a.png"}, "sources must be a list of paths, got 'a.png'"),
         ({"rubric": plain, "image": "none.png", "answers": {"cat": "no"}}, r"none\.png"),
         ({"rubric": plain, "answers": {"cat": "no"}}, "needs either image or text"),
         ({"rubric": plain, "text": "x"}, "needs answers"),

@@ -9,6 +9,7 @@ from judges.vlm import RankExemplar
 from mmrubric import preference
 from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
+from mmrubric.images import data_url
 from mmrubric.judging import run_sync
 from mmrubric.verdict import Failure
 from tests.judges.vlm_stub import BLUE, GREEN, ONE, RED, judge_of, rubric, says, texts, truthful
@@ -111,7 +112,9 @@ def test_equal_candidates_tie_without_being_asked_about():
 
 
 def test_an_edit_shows_its_source_first_and_never_ranks_it():
-    verdict, requests = compare(says(rank=[1, 1]), request=PairRequest(ONE, RED, BLUE, source=GREEN), position="first")
+    verdict, requests = compare(
+        says(rank=[1, 1]), request=PairRequest(ONE, RED, BLUE, sources=(GREEN,)), position="first"
+    )
     assert verdict == PairVerdict.TIE
     parts = requests[0]["messages"][-1]["content"]
     assert [part["type"] for part in parts] == ["text", "image_url"] * 3 + ["text"]
@@ -121,6 +124,18 @@ def test_an_edit_shows_its_source_first_and_never_ranks_it():
         "Edited image 2:",
     ]
     assert "edited by this instruction" in parts[-1]["text"]
+
+
+@pytest.mark.parametrize("options", [{"mode": "joint_rank", "position": "both"}, {"mode": "per_criterion"}])
+def test_both_orders_and_both_candidates_are_shown_all_sources(options):
+    request = PairRequest(ONE, RED, BLUE, (GREEN, BLUE))
+    answer = says(rank=[1, 1]) if options["mode"] == "joint_rank" else says(met="yes")
+    verdict, requests = compare(reply=lambda body: answer, request=request, **options)
+    assert verdict == PairVerdict.TIE and len(requests) == 2
+    for parts in (body["messages"][-1]["content"] for body in requests):
+        labels = [part["text"].partition(",")[0] for part in parts[0:4:2]]
+        assert labels == ["Source image 1", "Source image 2"]
+        assert [part["image_url"]["url"] for part in parts[1:4:2]] == [data_url(GREEN), data_url(BLUE)]
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "batched"}, {"read": "logprob"}])

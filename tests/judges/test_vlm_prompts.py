@@ -18,7 +18,7 @@ from mmrubric.chat import ImagePart
 from mmrubric.errors import InputError
 from mmrubric.images import ImageOptions, content_hash
 from mmrubric.prompt import Box, Grounding
-from mmrubric.prompt_file import fenced
+from mmrubric.prompt_file import fenced, numbered_label
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.store import canonical_json
 from tests.judges.vlm_stub import BLUE, GREEN, MIXED, RED, judge_id, questions, rubric, shown
@@ -152,7 +152,7 @@ def test_jf27_many_levels_are_asked_for_by_letters():
 
 def test_jf28_jf29_each_label_stands_before_its_picture_pictures_first_and_the_criterion_last():
     grounding = Grounding(image=GREEN, passage="A passage.", layout=(Box("cat", 0, 0, 0.5, 1),))
-    request = questions().one(shown(RED, source=BLUE, grounding=grounding), rubric("cat").criteria[0])
+    request = questions().one(shown(RED, sources=(BLUE,), grounding=grounding), rubric("cat").criteria[0])
     parts = kinds(request)
     assert parts[:6] == [
         "Source image, before the edit (shown for comparison only):",
@@ -167,6 +167,41 @@ def test_jf28_jf29_each_label_stands_before_its_picture_pictures_first_and_the_c
     [text] = parts[6:]
     places = [text.index(what) for what in ("A passage.", "cat: 0, 0, 0.5, 1", "a red square", "there is cat")]
     assert places == sorted(places) and "edited by this instruction" in text
+
+
+@pytest.mark.parametrize(
+    ("prompts", "labels"),
+    [
+        ("vlm_v1", [f"Source image {n}, before the edit (shown for comparison only):" for n in (1, 2)]),
+        ("shapes_v1", ["Source 1:", "Source 2:"]),
+    ],
+)
+def test_several_sources_are_shown_in_their_order_and_numbered(prompts: str, labels: list[str]):
+    asked = Questions(Settings(), Templates.load(prompts), ())
+    request = asked.one(shown(RED, sources=(BLUE, GREEN)), rubric("cat").criteria[0])
+    assert kinds(request)[:6] == [labels[0], "image", labels[1], "image", "Edited image:", "image"]
+    hashes = [part.sha256 for part in request.messages[-1].parts if isinstance(part, ImagePart)]
+    assert hashes == [content_hash(picture) for picture in (BLUE, GREEN, RED)]
+
+
+def test_a_source_that_cannot_be_read_is_named_by_its_number():
+    with pytest.raises(InputError, match=r"^source 2: "):
+        shown(RED, sources=(BLUE, b"no picture"))
+
+
+@pytest.mark.parametrize(
+    ("label", "second"),
+    [
+        ("Source:", "Source 2:"),
+        ("Source picture (to be edited, not judged)", "Source picture 2 (to be edited, not judged)"),
+        ("原图：", "原图 2："),
+        ("(before)", "(before) 2"),
+        ("Before the edit", "Before the edit 2"),
+        ("", ""),
+    ],
+)
+def test_a_label_gets_its_number_after_what_it_names(label: str, second: str):
+    assert numbered_label(label, 2, 3) == second and numbered_label(label, 1, 1) == label
 
 
 def test_questions_about_one_candidate_share_everything_up_to_the_question():

@@ -131,7 +131,9 @@ def test_the_samples_of_a_group_may_share_a_source_that_is_not_read_yet(tmp_path
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(tmp_path / "s.png")
     source = Image.open(tmp_path / "s.png")
     with serve(Stub(says(met="yes"))) as stub:
-        rows = judge_of(stub).score_sync([JudgeRequest(ONE, RED, source=source, sample_id=str(k)) for k in range(8)])
+        rows = judge_of(stub).score_sync(
+            [JudgeRequest(ONE, RED, sources=(source,), sample_id=str(k)) for k in range(8)]
+        )
         sent = {body["messages"][-1]["content"][1]["image_url"]["url"] for body in stub.requests}
     assert all(row[0].met == 1.0 for row in rows) and len(sent) == 1
 

@@ -8,11 +8,29 @@ import pytest
 from PIL import Image
 
 from judges import JudgeRequest, PairRequest
+from judges.vlm.questions import Questions
+from judges.vlm.settings import Settings
+from judges.vlm.templates import Templates
+from mmrubric.chat import Endpoint
 from mmrubric.group import PairVerdict
+from mmrubric.llm_pool import connect
 from mmrubric.rubric import Criterion, Rubric
-from mmrubric.store import Store
+from mmrubric.store import Store, request_key
 from mmrubric.verdict import Failure
-from tests.judges.vlm_stub import BLUE, ONE, RED, batch, first_token, judge_of, rubric, says, texts, truthful
+from tests.judges.vlm_stub import (
+    BLUE,
+    GREEN,
+    ONE,
+    RED,
+    batch,
+    first_token,
+    judge_of,
+    rubric,
+    says,
+    shown,
+    texts,
+    truthful,
+)
 from tests.mmrubric.stub_server import Stub, completion, error, serve
 
 REQUEST = JudgeRequest(ONE, RED, sample_id="s")
@@ -68,6 +86,28 @@ def test_jf40_other_servers_models_prompts_and_options_do_not_share_answers(ask,
         assert judge.score_sync([REQUEST])[0][0].met == 0.0
     for options in ({"temperature": 0.5}, {"max_tokens": 100}, {"extra_body": {"top_k": 1}}, {"repeat": 1}):
         assert ask(says(met="no"), **options)[0][0].met == 0.0, options
+
+
+@pytest.mark.parametrize(
+    ("sources", "prompts", "key"),
+    [
+        ((), "vlm_v1", "3c8c8fa3fbaad0f9e49424560d64c732202a50cad38070d46e36beb2c34949ba"),
+        ((BLUE,), "vlm_v1", "9560476b1c7543d60431b84fce43b74b85f33372fcd64f8d04d9b0ee26cfd061"),
+        ((), "shapes_v1", "f9ff343a19a3a22b105c0a4b3a39bd4fe941b05da8f34e348ffc92bd9eae58ed"),
+        ((BLUE,), "shapes_v1", "fa0dd0ad93ed2b30836c37c201192f61d75ac0a9ef76d55a9cd90c99bfe27b8c"),
+    ],
+)
+def test_the_key_of_a_question_stays_what_it_was_in_stores_of_earlier_versions(sources, prompts, key):
+    """Computed when a request had one source at most. Another key loses the answers of every store that is there."""
+    client = connect([Endpoint(base_url="http://a/v1", model="m")])
+    asked = Questions(Settings(), Templates.load(prompts), ()).one(shown(RED, sources=sources), ONE.criteria[0])
+    assert request_key(client.sent(asked), 0) == key
+
+
+def test_sources_are_part_of_a_question_and_so_is_their_order(ask):
+    for sources in ((), (BLUE,), (GREEN,), (BLUE, GREEN), (GREEN, BLUE), (BLUE, BLUE)):
+        request = JudgeRequest(ONE, RED, sources)
+        assert ask(says(met="yes"), request=request)[1] == 1 and ask(error(500), request=request)[1] == 0
 
 
 def test_jf41_pictures_count_by_their_pixels_and_names_do_not(ask, tmp_path):

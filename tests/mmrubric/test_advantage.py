@@ -159,6 +159,66 @@ def test_a_missing_reward_is_neutral_in_both_sums() -> None:
     np.testing.assert_allclose(apart, [first[0] - 1, first[1], first[2] + 1, 0])
 
 
+def graded(categories: str, met: Any, **options: Any) -> ScoreTable:
+    """A table whose criteria are of the categories of these letters; the first one is a gate with `hard=True`."""
+    hard = options.pop("hard", False)
+    criteria = [
+        Criterion(id=f"c{k}", text=f"text {k}", category=name, hard=hard and k == 0)
+        for k, name in enumerate(categories)
+    ]
+    return ScoreTable(Rubric(prompt="p", criteria=criteria), met)
+
+
+def test_each_category_has_an_advantage_of_its_own() -> None:
+    by_category = advantage.build("grpo_by_category", eps=0, ddof=0)
+    # Category a (two criteria): means 1, 0, .5: +-.5 of the mean .5, std sqrt(1/6): z = sqrt(1.5), -sqrt(1.5), 0.
+    # Category b (one): .1, .2, .3: the same z, other order: -sqrt(1.5), 0, sqrt(1.5). A tenth of the spread is heard.
+    group = Group(table=graded("aab", [[1, 1, 0.1], [0, 0, 0.2], [1, 0, 0.3]]))
+    z = math.sqrt(1.5)
+    np.testing.assert_allclose(by_category([group])[0], [0, -z, z], atol=1e-12)
+    # The weighted sum: 2 z_a + z_b.
+    heavy = advantage.build("grpo_by_category", eps=0, ddof=0, weights={"a": 2, "b": 1})
+    np.testing.assert_allclose(heavy([group])[0], [z, -2 * z, z], atol=1e-12)
+    # Another rubric beside it, with a category that the first one lacks and none of b: z of 0, 0, 1 in c alone.
+    other = Group(table=graded("c", [[0], [0], [1]]))
+    both = by_category([group, other])
+    np.testing.assert_allclose(both[0], [0, -z, z], atol=1e-12)
+    np.testing.assert_allclose(both[1], np.array([-1, -1, 2]) / math.sqrt(2), atol=1e-12)
+    # One category is GRPO of its mean.
+    np.testing.assert_allclose(both[1], grpo([[0, 0, 1]], ddof=0)[0], atol=1e-12)
+
+
+def test_unknown_tied_and_gated_categories() -> None:
+    by_category = advantage.build("grpo_by_category", eps=0, ddof=0, min_coverage=0)
+    # a ties: 0. b is known of samples 0 and 1 only: +-1, and 0 for sample 2, which is scored by a. Nothing of sample 3.
+    out = by_category.compute([Group(table=graded("ab", [[1, 1], [1, 0], [1, NAN], [NAN, NAN]]))])[0]
+    np.testing.assert_allclose(out.advantage, [1, -1, 0, 0], atol=1e-12)
+    np.testing.assert_array_equal(out.weight, [1, 1, 1, 0])
+    # The gate of sample 1 failed: it has 0 in b as well, where it had 1. a: 1, 0; b: .5, 0: z = +-1 each.
+    gated = Group(table=graded("ab", [[1, 0.5], [0, 1]], hard=True))
+    np.testing.assert_allclose(by_category([gated])[0], [2, -2], atol=1e-12)
+    free = advantage.build("grpo_by_category", eps=0, ddof=0, gates=False)
+    np.testing.assert_allclose(free([gated])[0], [0, 0], atol=1e-12)
+
+
+def test_weights_of_categories_are_checked() -> None:
+    group = Group(table=graded("ab", [[1, 0], [0, 1]]))
+    for options, message in (
+        ({"weights": {"a": 1}}, "none for category b; known: a"),
+        ({"weights": {"a": 0, "b": 0, "c": 1}}, "0 for every category of a rubric: a, b"),
+        ({"weights": {"a": 0, "b": 0}}, "at least one category"),
+        ({"weights": {"a": -1}}, "weights"),
+        ({"scale": "none"}, "scale none forbids"),
+        ({"min_coverage": 2}, "min_coverage"),
+    ):
+        with pytest.raises(InputError, match=message):
+            advantage.build("grpo_by_category", **options)([group])
+    with pytest.raises(InputError, match=r"grpo_by_category needs Group\.table"):
+        advantage.build("grpo_by_category")([[0.0, 1.0]])
+    with pytest.raises(InputError, match="at least 2 samples, got 1"):
+        advantage.build("grpo_by_category").check_size(1)
+
+
 def test_a_reward_of_weight_zero_takes_no_part() -> None:
     rewards = np.array([[1.0, NAN], [0.0, 5.0], [NAN, 9.0]])
     for combine in ("sum_then_normalize", "normalize_then_sum"):

@@ -20,6 +20,7 @@ from mmrubric.judging import (
     candidate_id,
     run_sync,
 )
+from mmrubric.prompt import Prompt
 
 RUBRIC = Rubric(prompt="p", criteria=[Criterion(id="long", text="The text has more than 3 letters")])
 
@@ -118,3 +119,18 @@ def test_requests_are_checked() -> None:
         JudgeRequest(RUBRIC, None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="field b is missing"):
         PairRequest(RUBRIC, "abc", None)  # type: ignore[arg-type]
+    one = np.zeros((8, 8, 3), np.uint8)
+    for sources, message in ((one, "sequence of images, got ndarray"), (b"png", "got bytes"), ([None], "holds None")):
+        with pytest.raises(InputError, match=f"judge request: field sources .*{message}"):
+            JudgeRequest(RUBRIC, "abc", sources)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=f"pair request: field sources .*{message}"):
+            PairRequest(RUBRIC, "abc", "abd", sources)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=f"prompt 'p': field sources .*{message}"):
+            Prompt("p", "abc", sources=sources)  # type: ignore[arg-type]
+
+
+def test_a_request_about_a_sample_has_all_sources_of_its_prompt() -> None:
+    request = JudgeRequest.of_sample(Prompt("p", "swap", sources=(b"one", b"two")), RUBRIC, "abc", "s1")
+    assert request == JudgeRequest(RUBRIC, "abc", (b"one", b"two"), sample_id="s1")
+    pair = PairRequest(RUBRIC, "abc", "abd", (b"one", b"two"))
+    assert pair.swapped() == PairRequest(RUBRIC, "abd", "abc", (b"one", b"two"))

@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mmrubric.errors import InputError
-from mmrubric.generate_bulk import read_prompts
-from mmrubric.rubric import Rubric
+from mmrubric.generate_bulk import generate_all, read_prompts
+from mmrubric.generators import RubricGenerator
+from mmrubric.images import data_url
+from mmrubric.rubric import Criterion, Rubric
 from tests.mmrubric.stub_server import Stub, completion, error, serve
 from tests.mmrubric.test_cli import ROOT, call
 
@@ -135,6 +138,45 @@ def test_many_prompts_by_a_model_in_order_with_their_cost(tmp_path: Path):
     assert made[3].hash == made[20].hash and "scene number 7" in made[7].criteria[0].text
 
 
+def test_prompts_with_their_sources(tmp_path: Path):
+    for name in "ab":
+        Image.new("RGB", (64, 64), "red").save(tmp_path / f"{name}.png")
+    given = [{"source": "a.png"}, {"sources": ["a.png", "b.png"]}, {"sources": ["b.png", "a.png"]}, {}]
+    lines = [{"prompt": "p", **one} for one in (*given, {"sources": ["a.png"]})]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    a, b = tmp_path / "a.png", tmp_path / "b.png"
+    prompts = read_prompts(tmp_path / "p.jsonl")
+    assert [prompt.sources for prompt in prompts] == [(a,), (a, b), (b, a), (), (a,)]
+
+    asked = []
+
+    class Naming(RubricGenerator):
+        async def generate(self, prompt, sources=(), grounding=None, exemplars=()):
+            asked.append(sources)
+            names = " ".join(source.name for source in sources) or "none"
+            return Rubric(prompt=prompt.text, criteria=(Criterion(id="n", text=names),))
+
+    made = generate_all(Naming(), prompts)
+    names = [rubric.criteria[0].text for rubric in made.rubrics]
+    assert names == ["a.png", "a.png b.png", "b.png a.png", "none", "a.png"]
+    assert len(asked) == 4, "the last asks what the first did"
+
+
+def test_one_prompt_with_several_sources(tmp_path: Path):
+    words = []
+    for level in (10, 20):
+        Image.new("RGB", (64, 64), (level, 0, 0)).save(tmp_path / f"{level}.png")
+        words += ["--source", tmp_path / f"{level}.png"]
+    groups = ("keep", "follow", "quality")
+    criteria = [{"group": group, "criterion": f"Part {n} of {group} is right."} for group in groups for n in range(3)]
+    with serve(Stub(reply=lambda body: completion(json.dumps({"criteria": criteria})))) as stub:
+        options = ["--generator", "edit", "--option", f"base_url={stub.base_url}", "--option", "model=m"]
+        assert call("rubric", "swap the cups", *words, *options).exit_code == 0
+        [asked] = stub.requests
+    pictures = [part["image_url"]["url"] for part in asked["messages"][-1]["content"] if part["type"] == "image_url"]
+    assert pictures == [data_url(tmp_path / f"{level}.png") for level in (10, 20)]
+
+
 def test_a_refused_prompt_falls_back_and_is_counted(tmp_path: Path):
     prompt_file(tmp_path / "p.jsonl", 5)
 
@@ -221,7 +263,8 @@ def test_a_killed_run_goes_on_without_asking_twice(tmp_path: Path):
         ('{"prompt": "a"}\n{"promt": "b"}\n', "p.jsonl:2: no prompt"),
         ('{"prompt": "a"}\nb\n', "p.jsonl:2: not valid JSON"),
         ('{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n', "id 'x' is given twice"),
-        ('{"prompt": "a", "source": "no.png"}\n', "field source: there is no file"),
+        ('{"prompt": "a", "source": "no.png"}\n', "field sources: there is no file"),
+        ('{"prompt": "a", "source": "a", "sources": ["b"]}\n', "source or sources, not both"),
         ("[1]\n", "expected an object"),
         ("\n", "holds no prompt"),
     ],

@@ -26,6 +26,7 @@ from pipelines.testing_qwen import sources_scaled_to
 from tests.pipelines.cases import CASES, HEIGHT, NEGATIVE, SHAPE, WIDTH, Case, pictured
 
 RECORD = frozenset({"states", "log_prob", "mean"})
+PRECISIONS = ("fp32", "bf16", "fp16")
 SEEDS = [row_seed(0, 0, row, 0) for row in range(4)]
 
 
@@ -96,7 +97,7 @@ def rows_of(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     case = CASES[request.param]
     path = case.build(tmp_path_factory.mktemp(request.param) / "model")
-    return Model(case, path, {p: load_policy(path, precision=p, device="cpu") for p in ("fp32", "bf16")})
+    return Model(case, path, {p: load_policy(path, precision=p, device="cpu") for p in PRECISIONS})
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_what_is_deployed_is_the_plain_pipeline(model):
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_ratio_is_one_on_the_first_pass(model, shown, precision, guidance):
     policy = model.policies[precision]
     for noise in model.case.noises:
@@ -171,7 +172,7 @@ def test_ratio_is_one_on_the_first_pass(model, shown, precision, guidance):
         assert difference(replay(policy, rollout), rollout.log_probs) <= (1e-6 if precision == "fp32" else 1e-5)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_replay_with_another_batch_size(model, shown, precision):
     policy = model.policies[precision]
     rollout = roll_out(policy, shown, model.sampler(noise=model.noise, guidance=2.0))

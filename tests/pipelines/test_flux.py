@@ -9,7 +9,7 @@ from mmrubric.errors import InputError
 from pipelines import load_policy
 from pipelines.flux import positions
 from pipelines.packed import pack, unpack
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 from pipelines.seeds import row_seed
 from pipelines.testing_flux import tiny_flux_directory
 

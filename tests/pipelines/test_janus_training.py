@@ -13,8 +13,8 @@ from mmrubric.shapes.world import SIZE
 from pipelines import load_policy
 from pipelines.janus import JanusAdapter
 from pipelines.load import SHIPPED
-from pipelines.policy import TokenSampler
 from pipelines.quiet import quiet
+from pipelines.samplers import TokenSampler
 from pipelines.seeds import eval_seed, row_seed
 from pipelines.shapes.data import draw_pictures
 from pipelines.shapes.janus_models import CODES, GRID, SPECIAL, build_janus, build_janus_tokenizer, build_processor

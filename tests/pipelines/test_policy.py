@@ -10,8 +10,10 @@ from safetensors.torch import save_file
 
 from mmrubric import Prompt
 from mmrubric.errors import InputError
-from pipelines.policy import Rollout, Sampler, Window, batches, distinct
+from pipelines import windows
+from pipelines.policy import Rollout, batches, distinct
 from pipelines.rollout_io import load_rollout, save_rollout
+from pipelines.samplers import Sampler, Window
 from pipelines.seeds import row_seed
 
 SDE = Sampler(steps=4, noise="sde", max_sequence_length=0)
@@ -125,7 +127,7 @@ def test_a_rollout_written_before_a_field_was_added_still_loads(policy, prompts,
     del head["sampler"]["shift_terminal"]
     save_file(tensors, tmp_path / "old.safetensors", metadata={"rollout": json.dumps(head)})
     back = load_rollout(tmp_path / "old.safetensors")
-    assert back.sampler == rollout.sampler and torch.equal(back.sigmas, back.sampler.sigmas())
+    assert back.sampler == rollout.sampler and torch.equal(back.sigmas, windows.levels(back.sampler))
 
 
 @pytest.mark.parametrize(("record", "sampler", "words"), [

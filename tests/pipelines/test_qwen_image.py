@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from mmrubric.errors import InputError
-from pipelines import load_policy
+from pipelines import load_policy, windows
 from pipelines.load import build_adapter
 from pipelines.packed import pack
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 from pipelines.testing_qwen import tiny_qwen_image_directory
 
 
@@ -67,7 +67,7 @@ def test_deployed_levels_end_at_the_terminal_of_the_shift(policy):
     # 256 px = 4096 tokens: mu = .5 + .4 * 3840 / 7936
     assert policy.deployed.shift == pytest.approx(math.exp(0.5 + 0.4 * 3840 / 7936), abs=1e-9)
     assert policy.deployed.shift_terminal == 0.02
-    assert policy.deployed.sigmas()[-2].item() == pytest.approx(0.02, abs=1e-7)
+    assert windows.levels(policy.deployed)[-2].item() == pytest.approx(0.02, abs=1e-7)
 
 
 def test_encoded_images_are_normalised_by_the_vae_statistics(policy):

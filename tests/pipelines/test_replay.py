@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pipelines import load_policy
-from pipelines.policy import Rollout, Sampler, Window
+from pipelines.policy import Rollout
 from pipelines.rollout_io import save_rollout
+from pipelines.samplers import Sampler, Window
 from pipelines.seeds import row_seed
 
 RECORD = frozenset({"states", "log_prob", "mean"})

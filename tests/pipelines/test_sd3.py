@@ -3,12 +3,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import DPMSolverMultistepScheduler, StableDiffusion3Pipeline
 
 from mmrubric import Prompt
 from mmrubric.errors import InputError
-from pipelines import load_policy
-from pipelines.policy import RowSeed, Sampler
+from pipelines import flow, load_policy
+from pipelines.policy import RowSeed
+from pipelines.samplers import Sampler
 from pipelines.seeds import NoiseStream, row_seed
 from pipelines.shapes.models import grammar_words
 
@@ -185,3 +186,24 @@ def test_one_seed_per_row_alone_decides_the_image(policy, prompts):
     one = policy.sample(prompts[:1], [RowSeed(1, 2)], ODE)
     two = policy.sample(prompts[:1], [RowSeed(1, 3)], ODE)
     assert np.array_equal(one.images, two.images)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.5])
+def test_dpm_solver_equals_the_plain_pipeline_with_that_scheduler(policy, tiny, prompts, guidance):
+    levels = flow.sigmas(6, 3.0)
+
+    class Scheduler(DPMSolverMultistepScheduler):
+        """The scheduler on our levels: its own timesteps are cut to whole numbers."""
+
+        def set_timesteps(self, *_, **__):
+            super().set_timesteps(6)
+            self.sigmas, self.timesteps = levels, levels[:-1] * 1000
+
+    pipe = plain(tiny, **NO_T5)
+    pipe.scheduler = Scheduler(use_flow_sigmas=True, prediction_type="flow_prediction", solver_order=2)
+    sampler = ODE.model_copy(update={"guidance": guidance, "steps": 6, "solver": "dpmsolver++"})
+    expected = latents(pipe, prompts, sampler)
+    rollout = policy.sample(prompts, SEEDS, sampler)
+    torch.testing.assert_close(rollout.samples, expected, atol=1e-5, rtol=0)
+    euler = policy.sample(prompts, SEEDS, sampler.model_copy(update={"solver": "euler"}))
+    assert (euler.samples - rollout.samples).abs().max() > 1e-3

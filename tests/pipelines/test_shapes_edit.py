@@ -17,7 +17,7 @@ from mmrubric import Prompt, generators
 from mmrubric.errors import InputError
 from mmrubric.prompt import Media
 from mmrubric.shapes.edits import draw_edit_prompts
-from pipelines import load_policy
+from pipelines import load_policy, windows
 from pipelines.diffusion import FlowPolicy
 from pipelines.flux_kontext import FluxKontextAdapter
 from pipelines.load import SHIPPED
@@ -58,7 +58,7 @@ def test_it_edits_as_plain_diffusers_does(policy: FlowPolicy):
     prompt = draw_edit_prompts("heldout", 1)[0]
     mine = policy.sample([prompt], [eval_seed(0, prompt.id, 0)]).images[0]
     sampler = policy.deployed
-    sigmas = sampler.sigmas()[:-1].numpy()
+    sigmas = windows.levels(sampler)[:-1].numpy()
     theirs = policy.adapter.pipe(
         image=Image.fromarray(np.asarray(prompt.sources[0])), prompt=prompt.text, height=64, width=64,
         max_area=64 * 64, _auto_resize=False, sigmas=sigmas, max_sequence_length=MAX_TOKENS, output_type="np",
@@ -74,7 +74,7 @@ def test_it_follows_and_keeps_far_more_often_than_chance(policy: FlowPolicy):
 
     def shares(candidates: Sequence[Media]) -> dict[str, float]:
         requests = [
-            JudgeRequest(write.generate_sync(prompt), image, source=prompt.sources[0])
+            JudgeRequest(write.generate_sync(prompt), image, sources=prompt.sources)
             for prompt, image in zip(prompts, candidates, strict=True)
         ]
         met: dict[str, list[float]] = {}

@@ -15,8 +15,9 @@ import transformers
 from mmrubric import Prompt
 from mmrubric.errors import InputError
 from pipelines import LoraOptions, load_policy
-from pipelines.policy import Policy, Rollout, TokenSampler
+from pipelines.policy import Policy, Rollout
 from pipelines.quiet import quiet
+from pipelines.samplers import TokenSampler
 from pipelines.seeds import row_seed
 from pipelines.testing_tokens import tiny_emu3_directory, tiny_janus_directory
 from pipelines.tokens import TokenPolicy
@@ -61,7 +62,7 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {"Janus": tiny_janus_directory, "E
 @pytest.fixture(scope="module", params=list(BUILDERS))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, prompts: list[Prompt]) -> Model:
     path = BUILDERS[request.param](tmp_path_factory.mktemp(request.param) / "model")
-    policies = {precision: load_policy(path, precision=precision, device="cpu") for precision in ("fp32", "bf16")}
+    policies = {precision: load_policy(path, precision=precision, device="cpu") for precision in ("fp32", "bf16", "fp16")}
     if request.param == "Emu3":
         prompts = [dataclasses.replace(prompt, negative="a black square") for prompt in prompts]
     return Model(request.param, path, policies, prompts)
@@ -158,8 +159,9 @@ def test_seeds_alone_decide_the_tokens(model):
     assert not torch.equal(model.policy.sample(model.prompts, other, SAMPLERS["guided"]).samples, whole.samples)
 
 
-def test_bf16_replays_to_rounding(model):
-    policy = model.policies["bf16"]
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_replays_to_rounding(model, precision):
+    policy = model.policies[precision]
     rollout = roll_out(policy, model.prompts, SAMPLERS["plain"])
     out = replay(policy, rollout)
     assert out.log_prob.dtype == torch.float32 and rollout.log_probs.dtype == torch.float32

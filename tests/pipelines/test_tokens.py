@@ -12,9 +12,10 @@ from mmrubric.errors import InputError
 from pipelines import Sampler, load_policy
 from pipelines.engine import EngineOptions
 from pipelines.load import check_sampler, provides, read_index
-from pipelines.policy import Rollout, TokenSampler
+from pipelines.policy import Rollout
 from pipelines.quiet import quiet
 from pipelines.rollout_io import load_rollout, save_rollout
+from pipelines.samplers import TokenSampler
 from pipelines.seeds import row_seed
 from pipelines.testing_tokens import tiny_emu3_directory, tiny_janus_directory
 

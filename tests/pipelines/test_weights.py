@@ -8,7 +8,7 @@ from torch import nn
 
 from mmrubric.errors import InputError
 from pipelines import LoraOptions, load_policy
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 from pipelines.seeds import row_seed
 
 SDE = Sampler(steps=3, noise="sde", max_sequence_length=0)

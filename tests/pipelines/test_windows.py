@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mmrubric.errors import InputError
-from pipelines.policy import Sampler, Window
+from pipelines.samplers import Sampler, Window
 from pipelines.windows import at, stochastic_steps, window_start
 
 

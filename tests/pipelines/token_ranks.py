@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmrubric import Prompt
 from pipelines import load_policy, shards
-from pipelines.policy import TokenSampler
+from pipelines.samplers import TokenSampler
 from pipelines.seeds import row_seed
 from pipelines.testing import PROMPTS
 from trainers.sharding import sharder

@@ -20,6 +20,7 @@ from pipelines import Sampler, load_policy, shards
 from pipelines.diffusion import FlowPolicy
 from pipelines.seeds import row_seed
 from pipelines.shards import local
+from tests.pipelines.cases import HEIGHT, WIDTH
 from tests.trainers.toys import PROMPTS, RedJudge
 from trainers import parts
 from trainers.checkpoint import pack
@@ -85,16 +86,17 @@ def run(config: TrainConfig) -> None:
 
 
 def compare(directory: Path) -> None:
-    """Gradients of a model in shards and of the same model on one rank, written to `<directory>/gap-<rank>.json`. Where
-    it reads source pictures, ranks have other numbers of shapes, so other numbers of calls."""
+    """A model in shards against the same model on one rank, written to `<directory>/gap-<rank>.json`: how far apart are
+    samples, gradients, weights after a step, and samples from equal weights then. Where it reads source pictures, ranks
+    have other numbers of shapes, so other numbers of calls."""
     ranks = Accelerator()
     rank, world = ranks.process_index, ranks.num_processes
     # of one of them, float32 adapters on frozen weights in bf16: layers of two types
-    how: dict[str, Any] = {"tune": "lora", "precision": "bf16"} if (directory / "unet").is_dir() else {}
+    how: dict[str, Any] = {"tune": "lora", "precision": "bf16"} if directory.name == "sd15" else {}
     alone = load_policy(directory, device="cpu", **how)
     spread = load_policy(directory, device="cpu", shard=sharder(torch.device("cpu")), **how)
     assert isinstance(alone, FlowPolicy) and isinstance(spread, FlowPolicy)
-    size, most = alone.adapter.default_size, min(alone.adapter.max_sources, 1)
+    most = min(alone.adapter.max_sources, 2)
     rows = {}
     for each in range(world):
         noise = np.random.default_rng(each)
@@ -103,21 +105,38 @@ def compare(directory: Path) -> None:
         rows[each] = [
             Prompt(id=f"{each}{n}", text=PROMPTS[n], sources=(picture,) * most) for n, picture in enumerate(pictures)
         ]
-    sampler = Sampler(steps=2, noise="sde" if "dt" in alone.provides else "ddim", height=size[0], width=size[1])
+    sampler = Sampler(steps=2, noise="sde" if "dt" in alone.provides else "ddim", height=HEIGHT, width=WIDTH)
     seeds = [row_seed(0, 0, n, rank) for n in range(2)]
     mine, index = rows[rank], torch.arange(2)
-    ours, theirs = (p.sample(mine, seeds, sampler, frozenset({"states", "log_prob"})) for p in (spread, alone))
-    for policy in (spread, alone):
+    both, record = (spread, alone), frozenset({"states", "log_prob"})
+    ours, theirs = (p.sample(mine, seeds, sampler, record) for p in both)
+    for policy in both:
         out = policy.log_prob(theirs, index, index * 0)
         assert out.log_prob is not None
         (out.log_prob.sum() / (world if policy is alone else 1)).backward()
-    gaps = [float((ours.samples - theirs.samples).abs().max())]
-    for (_, p), (_, q) in zip(alone.trainable_parameters(), spread.trainable_parameters(), strict=True):
-        expected = torch.zeros_like(p) if p.grad is None else p.grad.clone()
-        torch.distributed.all_reduce(expected)
+    pairs = [(p, q) for (_, p), (_, q) in zip(alone.trainable_parameters(), spread.trainable_parameters(), strict=True)]
+    gradients, sizes = [], []
+    for p, q in pairs:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        torch.distributed.all_reduce(p.grad)
         found = torch.zeros_like(p) if q.grad is None else shards.full(q.grad)
-        gaps.append(float((expected - found).abs().max() / (1e-6 + expected.abs().max())))
-    (directory / f"gap-{rank}.json").write_text(json.dumps({"samples": gaps[0], "gradients": max(gaps[1:])}))
+        sizes.append(float(p.grad.abs().max()))
+        gradients.append(float((p.grad - found).abs().max()) / (1e-6 + sizes[-1]))
+    for parameters in zip(*pairs, strict=True):
+        torch.optim.SGD(parameters, lr=0.01 / max(sizes)).step()
+    weights = max(float((p - shards.full(q)).detach().abs().max()) for p, q in pairs)
+    for p, q in pairs:
+        shards.assign(q, p.detach())
+    again = [p.sample(mine, seeds, sampler, record).samples for p in both]
+    facts = {
+        "samples": float((ours.samples - theirs.samples).abs().max()),
+        "gradients": max(gradients),
+        "share_with_gradient": sum(size > 1e-5 * max(sizes) for size in sizes) / len(sizes),
+        "weights": weights,
+        "samples_after": float((again[0] - again[1]).abs().max()),
+        "moved": float((again[1] - theirs.samples).abs().max()),
+    }
+    (directory / f"gap-{rank}.json").write_text(json.dumps(facts))
 
 
 def main(paths: list[str]) -> int:

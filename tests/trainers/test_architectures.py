@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,17 @@ from PIL import Image
 
 from mmrubric import Prompt
 from mmrubric.errors import InputError
+from mmrubric.judging import JudgeRequest
 from mmrubric.rubric import Criterion, Rubric
+from mmrubric.verdict import Verdict
 from pipelines import load_policy
 from pipelines.policy import Policy
 from tests.pipelines.cases import CASES, HEIGHT, WIDTH, Case, pictured
 from tests.trainers.toys import PROMPTS, RedJudge, settings
-from trainers import parts
+from trainers import parts, prompts
 from trainers.config import TrainConfig
+from trainers.evaluate import evaluate
+from trainers.judge_worker import JudgeWorker
 from trainers.loop import Trainer
 from trainers.parts import Parts
 
@@ -44,10 +48,10 @@ class Made:
         """Two prompts, each twice, a step; without noise unless said."""
         return configuration(self.case, self.folder, directory, **changes)
 
-    def trainer(self, config: TrainConfig) -> Trainer:
+    def trainer(self, config: TrainConfig, judge: RedJudge | None = None) -> Trainer:
         """A run with the policy set back to its first weights."""
         self.policy.load_state_dict(self.state)
-        inputs = parts.read_inputs(config, judge=RedJudge())
+        inputs = parts.read_inputs(config, judge=judge or RedJudge())
         return Trainer(config, Parts(**vars(inputs), accelerator=self.accelerator, policy=self.policy))
 
 
@@ -115,6 +119,30 @@ def test_a_loss_on_sampled_steps_trains(made: Callable[[str], Made], tmp_path: P
     with model.trainer(model.config(tmp_path, **noisy(model.case, loss))) as trainer:
         metrics = step(trainer)
     assert metrics["replay/ratio_max"] == pytest.approx(1, abs=1e-5)
+
+
+class Looking(RedJudge):
+    """Keeps its requests."""
+
+    asked: list[JudgeRequest]
+
+    async def score(self, requests: Sequence[JudgeRequest]) -> list[list[Verdict]]:
+        self.asked = [*getattr(self, "asked", []), *requests]
+        return await super().score(requests)
+
+
+def test_the_judge_is_shown_all_sources_that_the_model_reads(made: Callable[[str], Made], tmp_path: Path) -> None:
+    model = made("qwen-image-edit-plus")
+    judge, again = Looking(), Looking("other/1")
+    with model.trainer(model.config(tmp_path), judge) as trainer:
+        step(trainer)
+    shown = prompts.load(str(model.folder / "prompts.jsonl")).prompts
+    rubrics = Rubric.load_many(model.folder / "rubrics.jsonl")
+    with JudgeWorker(again) as worker:
+        evaluate(model.policy, shown, rubrics, worker, sampler=model.config(tmp_path).rollout.sampler)
+    expected = {p.text: tuple(model.folder / f"{p.id}-{number}.png" for number in (0, 1)) for p in shown}
+    assert len(judge.asked) == 4 and len(again.asked) == len(PROMPTS)
+    assert all(request.sources == expected[request.rubric.prompt] for request in [*judge.asked, *again.asked])
 
 
 @pytest.mark.parametrize("name", FLOWS)

@@ -25,14 +25,14 @@ DARK, BRIGHT = (np.full((4, 4, 3), level, np.uint8) for level in (0, 255))
 
 
 class Looking(RubricGenerator):
-    """Its rubric depends on the source, as that of generator 'edit' does."""
+    """Its rubric depends on the sources, as that of generator 'edit' does."""
 
     async def generate(
-        self, prompt: Prompt | str, source: Any = None, grounding: Any = None, exemplars: Sequence[Any] = ()
+        self, prompt: Prompt | str, sources: Sequence[Any] = (), grounding: Any = None, exemplars: Sequence[Any] = ()
     ) -> Rubric:
         assert isinstance(prompt, Prompt)
-        level = "no" if source is None else int(source.mean())
-        return Rubric(prompt=prompt.text, criteria=(Criterion(id="a", text=f"The source has {level} light."),))
+        levels = " and ".join(str(int(source.mean())) for source in sources) or "no"
+        return Rubric(prompt=prompt.text, criteria=(Criterion(id="a", text=f"The source has {levels} light."),))
 
 
 def texts(rubrics: Sequence[Rubric]) -> list[str]:
@@ -43,11 +43,13 @@ def test_prompts_with_one_text_and_different_sources_have_rubrics_of_their_own()
     shown = [
         Prompt("d", "remove the circle", sources=(DARK,)),
         Prompt("b", "remove the circle", sources=(BRIGHT,)),
+        Prompt("db", "remove the circle", sources=(DARK, BRIGHT)),
+        Prompt("bd", "remove the circle", sources=(BRIGHT, DARK)),
         Prompt("n", "remove the circle"),
         Prompt("m", "remove the circle"),
     ]
     book = RubricBook(Looking())
-    expected = [f"The source has {level} light." for level in (0, 255, "no", "no")]
+    expected = [f"The source has {level} light." for level in (0, 255, "0 and 255", "255 and 0", "no", "no")]
     assert texts(book.of(shown)) == expected
     again = RubricBook(None)
     again.load_state_dict(book.state_dict())

@@ -14,7 +14,7 @@ from mmrubric.errors import InputError, RunError
 from mmrubric.prompt import Prompt
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.verdict import Failure, Verdict
-from pipelines.policy import Sampler
+from pipelines.samplers import Sampler
 from tests.trainers.toys import PROMPTS, RedJudge, settings
 from trainers import parts
 from trainers.evaluate import EvalItem, EvalResult, evaluate

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mmrubric.errors import InputError
 from pipelines import flow
-from pipelines.policy import Sampler, StepOut
+from pipelines.policy import StepOut
+from pipelines.samplers import Sampler
 from trainers import losses
 from trainers.losses import Batch, LossOut, mean_dims, weighted_sum
 

@@ -15,7 +15,8 @@ from mmrubric.errors import InputError, RunError
 from mmrubric.group import PairVerdict
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.scores import ScoreTable
-from pipelines.policy import Sampler, StepOut
+from pipelines.policy import StepOut
+from pipelines.samplers import Sampler
 from trainers import losses
 from trainers.losses import Batch
 from trainers.metrics import (
@@ -202,3 +203,4 @@ def test_half_precision_allows_more():
 def test_sampler_text_names_steps_and_guidance():
     assert describe_sampler(Sampler(steps=8, guidance=4.5)) == "ode, 8 steps, guidance 4.5, shift 1"
     assert describe_sampler(Sampler(noise="sde", level=0.7, shift=3)) == "sde 0.7, 10 steps, guidance 1, shift 3"
+    assert describe_sampler(Sampler(solver="dpmsolver++")) == "ode, dpmsolver++, 10 steps, guidance 1, shift 1"

@@ -18,7 +18,7 @@ class _Counting(generators.RubricGenerator):
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def generate(self, prompt, source=None, grounding=None, exemplars=()):
+    async def generate(self, prompt, sources=(), grounding=None, exemplars=()):
         self.asked.append(prompt.text)
         return Rubric(prompt=prompt.text, criteria=(Criterion(id="a", text=f"It shows {prompt.text}."),))
 

@@ -88,6 +88,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "advantage__options": {"binarize": False, "margin": 0.012},
     },
     "nft": {"loss": {"name": "nft", "levels": 3, "kl_coefficient": 0.01}, "advantage__name": "grpo"},
+    "part": {
+        "loss": {"name": "clip", "options": {"clip": 0.01}, "timestep_fraction": 0.7}, "rollout__sampler": SDE,
+        "optim__batch_size": 1, "advantage__name": "grpo",
+    },
+    # a judge that compares: whole groups on each rank, here two and one
+    "pairs": {"loss": {"name": "clip", "options": {"clip": 0.01}}, "rollout__sampler": SDE, "judge__compare": True},
 }  # fmt: skip
 
 
@@ -120,6 +126,7 @@ def test_tf45_one_and_two_processes_draw_and_judge_the_same(kind: str, runs: dic
     ]
     assert rows[0].keys() == rows[1].keys() and len(rows[0]) == 5 * 6
     for key, row in rows[0].items():
+        assert row.compared == rows[1][key].compared
         for a, b in zip(row.verdicts, rows[1][key].verdicts, strict=True):
             # P = 1/2 + 2 (red - blue) of a strip: one grey level more or less is 2/255
             assert a.criterion_id == b.criterion_id and a.met == pytest.approx(b.met, abs=2 / 255)

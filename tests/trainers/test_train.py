@@ -37,6 +37,15 @@ def test_dry_run_prints_the_plan_and_loads_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_plan_counts_the_steps_that_are_trained(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["loss={name: clip, timestep_fraction: 0.7}", "rollout.sampler={steps: 4, noise: sde}"]
+    assert run(_saved(tmp_path, tiny_model), [*options, "loss.levels=4"], dry_run=True, as_json=True) == 0
+    # 2 prompts x 2 samples, and .7 of the 3 stochastic steps, rounded down
+    assert json.loads(capsys.readouterr().out)["items_per_step"] == 8
+
+
 def test_a_plan_of_a_recipe_names_what_is_left_to_fill_in(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,11 +12,13 @@ import torch
 import pipelines
 from mmrubric.errors import RunError
 from pipelines import seeds
-from pipelines.policy import Rollout, Sampler
+from pipelines.policy import Rollout
+from pipelines.samplers import Sampler
 from tests.trainers.toys import SDE, settings
 from trainers import checks
 from trainers.config import TrainConfig
-from trainers.update import Updater, decayed, level_noise, noise_levels
+from trainers.timesteps import level_noise, noise_levels, trained_count, trained_steps
+from trainers.update import Updater, decayed
 
 LOSSES: dict[str, dict[str, Any]] = {
     "clip": {
@@ -27,6 +29,12 @@ LOSSES: dict[str, dict[str, Any]] = {
     },
     "guard": {"loss__name": "guard", "loss__levels": 4, "rollout__sampler": SDE},
     "nft": {"loss__levels": 3},
+    "part": {
+        "loss__name": "clip",
+        "loss__levels": 4,
+        "loss__timestep_fraction": 0.7,
+        "rollout__sampler": SDE,
+    },
 }
 ADVANTAGE, WEIGHT = np.array([1.0, -1.0, 0.5, -0.5]), np.ones(4)
 
@@ -242,6 +250,43 @@ def test_noise_levels_are_a_shuffle_of_the_rollouts_grid(
     assert len(noise.flatten(1).unique(dim=0)) == 12
     assert torch.equal(level_noise(picked, 3, 0, 5)[3:], noise[:3])
     assert not torch.equal(level_noise(rollout, 3, 0, 6), noise)
+
+
+def test_each_sample_trains_a_random_share_of_its_steps(
+    policies: dict[str, Any], tmp_path: Path, tiny_model: Path
+) -> None:
+    config = settings(tmp_path, tiny_model, rollout__sampler={**SDE, "steps": 11}, **LOSSES["nft"])
+    rollout = _sample(policies["full"], config)
+    rollout.steps = torch.arange(10)
+    chosen = trained_steps(rollout, 0.6, 0, 5)
+    assert chosen.sum(1).tolist() == [6] * 4 and len(chosen.unique(dim=0)) == 4
+    assert torch.equal(trained_steps(rollout.select([2, 0]), 0.6, 0, 5), chosen[[2, 0]])  # of the sample, not its place
+    assert not torch.equal(trained_steps(rollout, 0.6, 0, 6), chosen)
+    assert not torch.equal(trained_steps(rollout, 0.6, 1, 5), chosen)
+    # DanceGRPO's 16 steps, the last one deterministic; at least one; .29 * 100 is 28.999999999999996
+    assert [trained_count(15, 0.6), trained_count(3, 0.1), trained_count(100, 0.29)] == [9, 1, 29]
+
+
+def test_a_share_of_the_steps_is_the_mean_of_their_gradients(
+    policies: dict[str, Any], tmp_path: Path, tiny_model: Path
+) -> None:
+    policy = policies["full"]
+    part = settings(tmp_path, tiny_model, optim__batch_size=4, **LOSSES["part"])
+    whole = settings(tmp_path, tiny_model, optim__batch_size=4, **LOSSES["clip"])
+    rollout = _sample(policy, part)
+    chosen = trained_steps(rollout, 0.7, 0, 0)
+    assert chosen.shape == (4, 3) and rollout.mask is not None
+    # one item at a time, each divided by itself alone: the 8 of 12 that are chosen, and the sum of them by 8
+    total = torch.zeros(())
+    for row, step in chosen.nonzero().tolist():
+        rollout.mask = torch.zeros(4, 3, dtype=torch.bool)
+        rollout.mask[row, step] = True
+        total = total + _gradient(policy, whole, rollout, ADVANTAGE, WEIGHT) / 8
+    rollout.mask = torch.ones(4, 3, dtype=torch.bool)
+    both = _gradient(policy, part, rollout, ADVANTAGE, WEIGHT)
+    assert (both - total).abs().max() <= 1e-4 * total.abs().max() and total.abs().max() > 0
+    _, stats = _updated(policy, part, rollout, ADVANTAGE, WEIGHT)
+    assert (stats.forwards, stats.skipped) == (8, 0)
 
 
 def test_fp16_scaler_skips_an_overflow_and_goes_on(policies: dict[str, Any], tmp_path: Path, tiny_model: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mmrubric.judging import JudgeRequest, SyncMixin
+from mmrubric.group import PairVerdict
+from mmrubric.judging import JudgeRequest, PairRequest, SyncMixin
+from mmrubric.preference import compare_rewards
 from mmrubric.verdict import Failure, Verdict
 from trainers.config import TrainConfig
 
@@ -53,6 +55,28 @@ class RedJudge(SyncMixin):
         ]
 
 
+@dataclass
+class RedPairs(SyncMixin):
+    """Compares only: the picture that is more red than blue, on the whole, is better."""
+
+    name: str = "red-pairs/1"
+    calls: list[PairRequest] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return self.name
+
+    async def compare(self, requests: Sequence[PairRequest]) -> list[PairVerdict]:
+        self.calls += requests
+        return [compare_rewards(redness(request.a), redness(request.b)) for request in requests]
+
+
+def redness(picture: Any) -> float:
+    """Mean of red minus blue, in [-1, 1]."""
+    shown = np.asarray(picture, dtype=np.float64) / 255
+    return float((shown[..., 0] - shown[..., 2]).mean())
+
+
 def settings(directory: Path, model: Path, /, **overrides: Any) -> TrainConfig:
     """A small configuration; overrides are dotted keys with `__` in place of the dot."""
     prompts = directory / "prompts.txt"
@@ -86,7 +110,8 @@ def train(config: TrainConfig) -> None:
     from trainers import parts
     from trainers.loop import Trainer
 
-    with Trainer(config, parts.build(config, judge=RedJudge())) as trainer:
+    judge: Any = RedPairs() if config.judge.compare else RedJudge()
+    with Trainer(config, parts.build(config, judge=judge)) as trainer:
         trainer.run()
 
 

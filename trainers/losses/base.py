@@ -13,7 +13,8 @@ from torch import Tensor
 from mmrubric.errors import InputError
 
 if TYPE_CHECKING:
-    from pipelines.policy import Sampler, StepOut, TokenSampler
+    from pipelines.policy import StepOut
+    from pipelines.samplers import Sampler, TokenSampler
 
 Kind = Literal["replay", "forward"]
 FLOW_OUTPUTS = frozenset({"log_prob", "mean", "std", "dt", "velocity", "sigma"})

@@ -39,6 +39,8 @@ class Batch:
     """int64 [B, T]: the next token where it belongs to a true statement."""
     places: Tensor
     """float32 [B, T, 2]: x and y in [-1, 1] of the thing that the token names, NaN at other tokens."""
+    decisions: int
+    """Tokens of the answers that are no copies."""
     pixels: Tensor
     """float32 [B * pictures, 3, 64, 64] in [-1, 1]."""
 
@@ -54,7 +56,7 @@ def pack(rows: Sequence[Sequence[Conversation]], pixels: np.ndarray, tokenizer: 
     chats = [chat for row in rows for chat in row]
     asked, answers = (_tokens(texts, tokenizer) for texts in zip(*((c.asked, c.answer) for c in chats), strict=True))
     asked_of, answer_of = iter(asked), iter(answers)
-    packed = [_row([_Tokens(chat, next(asked_of), next(answer_of).ids) for chat in row]) for row in rows]
+    packed = [_row([_Tokens(chat, next(asked_of), next(answer_of)) for chat in row]) for row in rows]
     length = max(len(row.ids) for row in packed)
 
     def padded(values: Sequence[int], fill: int) -> Tensor:
@@ -71,7 +73,8 @@ def pack(rows: Sequence[Sequence[Conversation]], pixels: np.ndarray, tokenizer: 
     part = torch.stack([padded(row.part, -1) for row in packed])
     visible = (part[:, None, :] == 0) | (part[:, None, :] == part[:, :, None])
     visible = (visible & torch.ones(length, length, dtype=torch.bool).tril()).unsqueeze(1)
-    return Batch(ids, positions, visible, labels, told, places, to_model(pixels))
+    decisions = sum(chat.decisions for chat in chats)
+    return Batch(ids, positions, visible, labels, told, places, decisions, to_model(pixels))
 
 
 def to_model(pixels: np.ndarray) -> Tensor:
@@ -85,13 +88,14 @@ class _Tokens:
 
     chat: Conversation
     asked: Encoding
-    answer: list[int]
+    answer: Encoding
 
     def named(self) -> Iterator[tuple[int, Place]]:
         """Index of the token that ends each name whose place is known."""
         length = self.asked.offsets[-1][1]
+        ends = [end for _, end in self.asked.offsets] + [length + end for _, end in self.answer.offsets]
         for place in self.chat.places:
-            yield next(i for i, (_, end) in enumerate(self.asked.offsets) if end > length - place.end), place
+            yield next(i for i, end in enumerate(ends) if end >= ends[-1] - place.end), place
 
 
 @dataclass
@@ -112,7 +116,7 @@ def _row(conversations: Sequence[_Tokens]) -> _Row:
     shared = min(shared, min(map(len, asked)) - 1)
     row = _Row(asked[0][:shared], list(range(shared)), [_IGNORED] * shared, [_IGNORED] * shared, [0] * shared, {})
     for number, (question, tokens) in enumerate(zip(asked, conversations, strict=True), 1):
-        answer, holds = tokens.answer, tokens.chat.holds
+        answer, holds = tokens.answer.ids, tokens.chat.holds
         own = [*question[shared:], *answer]
         quiet = [_IGNORED] * (len(question) - shared - 1)
         row.places |= {len(row.ids) + index - shared: place for index, place in tokens.named() if index >= shared}
@@ -134,8 +138,8 @@ class Forward(nn.Module):
     """The model with what training reads from it: the loss of the answers, of the patch labels and of places.
 
     Patch labels (which shape has its centre in a patch, and which colour is there) teach the vision part several
-    times faster than answers do. Half way through the language model, the name of a thing that a relation speaks of
-    must know where the thing is: the other half can compare two places then. These heads are not shipped.
+    times faster than answers do. Half way through the language model, the name of a thing must know where
+    the thing is, and in which picture: the other half can compare two places then. These heads are not shipped.
     """
 
     def __init__(self, model: Idefics3ForConditionalGeneration, classes: Sequence[int]) -> None:
@@ -152,7 +156,7 @@ class Forward(nn.Module):
         return torch.stack(known).sum(), seen
 
     def forward(self, batch: Batch, patches: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Losses: mean over answer tokens, mean over tokens of true statements, of the patch labels, of the places.
+        """Losses: of the answers, of true statements (both by token), of the patch labels, of the places.
 
         Whether a statement fits a picture is a comparison, which a yes or no teaches slowly; to say what is there
         comes first, and true statements teach that.
@@ -170,7 +174,8 @@ class Forward(nn.Module):
             output_hidden_states=True,
         ).hidden_states
         places = self._places(layers[len(layers) // 2], batch.places)
-        return self._tokens(layers[-1], batch.labels), self._tokens(layers[-1], batch.told), known, places
+        answers = self._tokens(layers[-1], batch.labels, batch.decisions)
+        return answers, self._tokens(layers[-1], batch.told), known, places
 
     def _places(self, hidden: Tensor, places: Tensor) -> Tensor:
         named = places.isfinite().all(-1)
@@ -178,8 +183,10 @@ class Forward(nn.Module):
             return hidden.new_zeros(())
         return PLACE_WEIGHT * F.mse_loss(self.place(hidden[named]), places[named])
 
-    def _tokens(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def _tokens(self, hidden: Tensor, labels: Tensor, count: int | None = None) -> Tensor:
+        """Summed loss over `count`, by default the number of labels."""
         wanted = labels != _IGNORED
         if not wanted.any():
             return hidden.new_zeros(())
-        return F.cross_entropy(self.model.lm_head(hidden[wanted]), labels[wanted])
+        lost = F.cross_entropy(self.model.lm_head(hidden[wanted]), labels[wanted], reduction="sum")
+        return lost / (int(wanted.sum()) if count is None else count)

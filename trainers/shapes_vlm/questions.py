@@ -6,6 +6,7 @@ The texts come from the code that asks real judges, so that the model sees in tr
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from mmrubric.chat import ImagePart
 from mmrubric.generators.shapes import criteria_of
 from mmrubric.rubric import Criterion
 from mmrubric.shapes.checks import Seen, holds
-from mmrubric.shapes.grammar import RELATIONS, Spec
+from mmrubric.shapes.grammar import RELATIONS, SHAPES, Spec
 from mmrubric.shapes.sampling import changed, changes_of
 from mmrubric.shapes.world import SIZE
 from trainers.shapes_vlm.model import ASSISTANT, END, IMAGE, USER
@@ -27,8 +28,17 @@ from trainers.shapes_vlm.pictures import Picture, draw_picture, draw_spec
 QUESTIONS = 8
 """Questions about one picture, besides those on relations."""
 TIE_SHARE = 0.1
+STRANGE_SHARE = 0.15
+"""Share of the prompts that end in a sentence of no meaning, so that no text in a prompt keeps the answers away."""
 TEMPLATES = Templates.load("shapes_v1")
 _PICTURE = ImagePart("", "")
+_NAME = re.compile(rf"\b(?:{'|'.join(SHAPES)})\b")
+_WORDS = """
+all an and answer any are ask be better but by can criteria do everything false for good had he how I image in
+is it judge know like made make me met must new no not now of on one only other out picture please point
+prompt question reason red right say score see should so some statement system that the then there think this
+to true two under up use very want we what when which will word write wrong yes you
+"""
 
 
 @dataclass(frozen=True)
@@ -40,46 +50,54 @@ class Conversation:
     holds: bool = False
     """Whether the statement asked about is true, so that it says what is in the picture."""
     places: tuple[Place, ...] = ()
-    """Where the things are that a relation speaks of."""
+    """Where the things are that question and answer name."""
+    decisions: int = 2
+    """Tokens of the answer that are no copy of the question: its loss counts for so many."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a thing is in the picture that a question names."""
+    """Where a thing is in the picture that a conversation names."""
 
     end: int
-    """Characters of the question from the last one of the name to the end."""
+    """Characters of question and answer behind the name."""
     x: float
     """Of the centre, in [-1, 1] from left to right."""
     y: float
     """In [-1, 1] from top to bottom."""
 
 
-def _chat(shown: Shown, text: str, answer: str) -> Conversation:
-    parts = parts_of(shown, text, TEMPLATES)
-    content = "".join(IMAGE if isinstance(part, ImagePart) else part.text for part in parts)
-    return Conversation(f"{USER}{content}{END}{ASSISTANT}", f"{answer}{END}")
+def _asked(shown: Shown, text: str) -> str:
+    content = "".join(IMAGE if isinstance(part, ImagePart) else part.text for part in parts_of(shown, text, TEMPLATES))
+    return f"{USER}{content}{END}{ASSISTANT}"
 
 
-def ask(criterion: Criterion, picture: Picture, answer: bool, written: bool) -> Conversation:
+def ask(criterion: Criterion, picture: Picture, prompt: str, answer: bool, written: bool) -> Conversation:
     """One criterion about one picture, to be answered in a token or in JSON."""
     word = "yes" if answer else "no"
     text = question(criterion, "image", "json" if written else "logprob", TEMPLATES)
-    reply = json.dumps({"reason": "", "met": word}) if written else word
-    chat = _chat(Shown("image", (_PICTURE,), picture.spec.text), text, reply)
-    return replace(chat, holds=answer, places=tuple(_places(criterion, picture.seen, chat.asked)))
+    asked = _asked(Shown("image", (_PICTURE,), prompt), text)
+    reply = (json.dumps({"reason": "", "met": word}) if written else word) + END
+    named = _places(asked + reply, asked.rindex(criterion.text), picture.seen)
+    return Conversation(asked, reply, answer, tuple(named))
 
 
-def _places(criterion: Criterion, seen: Seen, asked: str) -> Iterator[Place]:
-    """The two things of a relation, of which the picture holds exactly one each."""
-    if criterion.category != "relation":
-        return
-    start = asked.rindex(criterion.text)
-    for name in map(str, (criterion.arguments["first"], criterion.arguments["second"])):
-        here = [item for item in seen.items if item.shape == name]
+def _places(text: str, start: int, seen: Seen, stop: int | None = None) -> Iterator[Place]:
+    """The things named in a part of a text of which the picture holds exactly one."""
+    for name in _NAME.finditer(text, start, len(text) if stop is None else stop):
+        here = [item for item in seen.items if item.shape == name[0]]
         if len(here) == 1:
-            end = start + criterion.text.index(f" {name}") + len(name)
-            yield Place(len(asked) - end, 2 * here[0].x / SIZE - 1, 2 * here[0].y / SIZE - 1)
+            yield Place(len(text) - name.end(), 2 * here[0].x / SIZE - 1, 2 * here[0].y / SIZE - 1)
+
+
+def shown_prompt(spec: Spec, rng: np.random.Generator) -> str:
+    """A prompt as the judge sees it: some end in a strange sentence."""
+    if rng.random() >= STRANGE_SHARE:
+        return spec.text
+    words = list(rng.choice(_WORDS.split(), int(rng.integers(2, 16))))
+    for index in np.flatnonzero(rng.random(len(words)) < 0.2):
+        words[index] += str(rng.choice([".", ",", "!", "?", ":"]))
+    return f"{spec.text}{rng.choice([' ', chr(10), '. '])}{' '.join(words).capitalize()}."
 
 
 def choose_criteria(spec: Spec, seen: Seen, rng: np.random.Generator) -> list[tuple[Criterion, bool]]:
@@ -112,8 +130,8 @@ def _relations(spec: Spec, seen: Seen, rng: np.random.Generator) -> list[tuple[C
 
 def questions(picture: Picture, written: bool, rng: np.random.Generator) -> list[Conversation]:
     """Some questions about a picture, all to be answered in a token or all in JSON."""
-    asked = choose_criteria(picture.spec, picture.seen, rng)
-    return [ask(criterion, picture, truth, written) for criterion, truth in asked]
+    asked, prompt = choose_criteria(picture.spec, picture.seen, rng), shown_prompt(picture.spec, rng)
+    return [ask(criterion, picture, prompt, truth, written) for criterion, truth in asked]
 
 
 def share_met(spec: Spec, seen: Seen) -> float:
@@ -135,7 +153,7 @@ def draw_pair(split: str, rng: np.random.Generator) -> tuple[Picture, Picture]:
             return pair
 
 
-def rank(pair: tuple[Picture, Picture]) -> Conversation:
+def rank(pair: tuple[Picture, Picture], rng: np.random.Generator) -> Conversation:
     """The question which of two pictures meets more criteria of their prompt, with its answer.
 
     The reason answers every criterion for the first picture, under the name that the question gives it, then for the
@@ -149,7 +167,13 @@ def rank(pair: tuple[Picture, Picture]) -> Conversation:
     for number, answers in enumerate(met, 1):
         said = (f"{c.text} {'yes' if holds else 'no'}" for c, holds in zip(criteria, answers, strict=True))
         parts.append(f"Image {number}: {' '.join(said)} {sum(answers)}.")
-    reason = " ".join(parts)
-    text = rank_question(criteria, "image", TEMPLATES)
-    shown = Shown("image", (_PICTURE, _PICTURE), spec.text)
-    return _chat(shown, text, json.dumps({"reason": reason, "rank": order}))
+    shown = Shown("image", (_PICTURE, _PICTURE), shown_prompt(spec, rng))
+    asked = _asked(shown, rank_question(criteria, "image", TEMPLATES))
+    answer = json.dumps({"reason": " ".join(parts), "rank": order}) + END
+    whole, starts = asked + answer, [len(asked) + answer.index(f"Image {number}:") for number in (1, 2)]
+    places = [
+        *_places(whole, starts[0], pair[0].seen, starts[1]),
+        *_places(whole, starts[1], pair[1].seen),
+    ]
+    # Each answer, two counts, two ranks and the end.
+    return Conversation(asked, answer, places=tuple(places), decisions=2 * len(criteria) + 5)

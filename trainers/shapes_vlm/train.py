@@ -120,7 +120,7 @@ def corpus(count: int = 400) -> list[str]:
     texts = []
     for number in range(count):
         pair = draw_pair("train", rng)
-        chats = [*questions(pair[0], number % 2 == 0, rng), rank(pair)]
+        chats = [*questions(pair[0], number % 2 == 0, rng), rank(pair, rng)]
         texts += [chat.asked.replace(IMAGE, "") + chat.answer for chat in chats]
     return texts
 
@@ -156,7 +156,7 @@ class Bank:
         """Losses on `size` pictures (see `Forward`), by questions or by rankings."""
         if ranks:
             chosen = rng.choice(len(self.pairs), size // 2, replace=False)
-            rows = [[rank(self.pairs[i])] for i in chosen]
+            rows = [[rank(self.pairs[i], rng)] for i in chosen]
             indices = np.stack([2 * chosen, 2 * chosen + 1], 1).reshape(-1)
         else:
             indices = rng.choice(2 * len(self.pairs), size, replace=False)

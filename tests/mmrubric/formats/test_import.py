@@ -311,7 +311,7 @@ def test_a_url_is_no_path(url: str) -> None:
 def test_image_paths_are_those_of_the_folder_of_the_file() -> None:
     row = pair(source_image="in/s.png", edited_images=["a.png", "/data/b.png"], label_rank=[1, 2])
     made = row.pair("/rows")
-    assert made.candidates == (Path("/rows/a.png"), Path("/data/b.png")) and made.source == Path("/rows/in/s.png")
+    assert made.candidates == (Path("/rows/a.png"), Path("/data/b.png")) and made.sources == (Path("/rows/in/s.png"),)
     assert row.pair().candidates[0] == Path("a.png")
     assert pair(response=["a", "b"], label_rank=[1, 2]).pair("/rows").candidates == ("a", "b")
 

@@ -15,6 +15,7 @@ from mmrubric import generators
 from mmrubric.errors import InputError
 from mmrubric.generators import auto_rubric  # noqa: F401  (registers the name)
 from mmrubric.generators.llm import GenerationFailed
+from mmrubric.images import content_hash
 from mmrubric.pairs import PreferencePair
 from mmrubric.store import Store
 from mmrubric.verdict import Failure
@@ -264,7 +265,7 @@ def test_real_pictures_are_judged_in_both_orders():
 
     client, arr = make(model)
     pairs = [
-        PreferencePair(PROMPT, (picture(250), picture(10)), 0, source=picture(99), id="light"),
+        PreferencePair(PROMPT, (picture(250), picture(10)), 0, sources=(picture(99),), id="light"),
         PreferencePair(PROMPT, (picture(20), picture(240)), 1, id="second"),
         PreferencePair(PROMPT, (picture(30), picture(230)), 0, id="wrong"),
     ]
@@ -275,6 +276,17 @@ def test_real_pictures_are_judged_in_both_orders():
     source, first, second = pictures_of(forward)
     assert pictures_of(back) == [source, second, first], "the source stays first and is not ranked"
     assert "Candidate 1: the picture of that name above." in text_of(forward)
+
+
+def test_all_sources_of_a_pair_are_shown():
+    client, arr = make(lambda r: {"reason": "", "rank": bright(r)} if step_of(r) == "apply" else Model()(r))
+    sources = (picture(99), picture(98))
+    fit(arr, [PreferencePair(PROMPT, (picture(250), picture(10)), 0, sources=sources, id="light")])
+    shown = [request for request in client.asked if len(pictures_of(request)) == 4]
+    assert {step_of(request) for request in shown} == {"contrast", "apply"}
+    for request in shown:
+        assert [part.sha256 for part in pictures_of(request)[:2]] == [content_hash(source) for source in sources]
+        assert "Source picture 2 (to be edited" in text_of(request)
 
 
 def test_a_bad_picture_names_its_pair():
@@ -491,7 +503,7 @@ def test_failed_samples_refuse_nothing_and_verify_nothing():
 
 def test_exemplars_are_shown_as_they_are():
     example = PreferencePair(
-        "a blue dog", (picture(5), picture(200)), 1, id="ex", rationale="it <is> a dog", source=picture(7)
+        "a blue dog", (picture(5), picture(200)), 1, id="ex", rationale="it <is> a dog", sources=(picture(7),)
     )
     client, arr = make([said(*FIVE), NO_FAULTS, NO_FAULTS, NO_FAULTS])
     made = arr.generate_sync(PROMPT, exemplars=[example])
@@ -504,7 +516,7 @@ def test_exemplars_are_shown_as_they_are():
 
 def test_the_source_of_an_edit_is_shown():
     client, arr = make([said(*FIVE)], samples=0)
-    arr.generate_sync("make the cup red", source=picture(3))
+    arr.generate_sync("make the cup red", sources=[picture(3)])
     assert len(pictures_of(client.asked[0])) == 1 and "Source picture" in text_of(client.asked[0])
 
 

@@ -10,10 +10,12 @@ from mmrubric.errors import InputError
 from mmrubric.generators import coarse2fine  # noqa: F401  (registers the name)
 from mmrubric.generators.answers import ScoredAnswer
 from mmrubric.generators.llm import GenerationFailed
+from mmrubric.images import content_hash
 from mmrubric.judging import SyncMixin
 from mmrubric.prompt import Grounding
 from mmrubric.store import Store
 from tests.mmrubric.generators.scripted import Scripted, pictures_of, step_of, text_of
+from tests.mmrubric.generators.worlds import ScriptedJudge
 
 PROMPT = "a red cup on a table"
 NOTHING = {"same": [], "conflicts": []}
@@ -107,8 +109,9 @@ def test_candidates_are_grounded_on_the_models_own_answer_or_on_the_reference():
     assert "a cup of coral red" in text_of(clients[0].asked[0]) and "answer" not in steps(clients[0])
     clients = two()
     grounding = Grounding(image=np.zeros((32, 32, 3), np.uint8))
-    build(clients).generate_sync(PROMPT, source=np.ones((32, 32, 3), np.uint8), grounding=grounding)
+    build(clients).generate_sync(PROMPT, sources=[np.ones((32, 32, 3), np.uint8)], grounding=grounding)
     assert len(pictures_of(clients[0].asked[0])) == 2 and "answer" not in steps(clients[0])
+    assert "Source picture (to be edited" in text_of(clients[0].asked[0])
 
 
 def test_the_answers_are_seen_by_the_evolution_alone():
@@ -199,6 +202,15 @@ def test_without_scores_the_judges_decide_by_consensus():
     client = Model("m", candidates=FIRST)
     made = build([client], judges=judges).generate_sync(PROMPT, exemplars=["a", "b", "c", "d"])
     assert made.provenance.extra["answers"] == [ScoredAnswer("b").id, ScoredAnswer("a").id]
+
+
+def test_the_judges_are_shown_the_sources():
+    judge = ScriptedJudge(lambda candidate, text: float(candidate == "a"))
+    sources = [np.full((8, 8, 3), level, np.uint8) for level in (1, 2)]
+    build([Model("m", candidates=FIRST)], judges=[judge]).generate_sync(PROMPT, sources, exemplars=["a", "b"])
+    assert len(judge.asked) == 2
+    for request in judge.asked:
+        assert [content_hash(source) for source in request.sources] == [content_hash(source) for source in sources]
 
 
 def test_answers_that_cannot_be_scored_leave_the_base():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -136,6 +138,20 @@ def test_a_pool_is_written_measured_and_screened():
         and "answer 7\n</candidate-" in question
         and "42\n</answer-" in question
     )
+
+
+def test_sources_are_shown_to_the_teacher_and_to_the_judge():
+    pictures = [np.full((8, 8, 3), level, np.uint8) for level in (10, 20, 30)]
+    one, two = tuple(pictures[:1]), tuple(pictures[1:])
+    examples = [PoolExample("prompt 0", "answer 0", sources=one), PoolExample("prompt 1", "answer 1", sources=two)]
+    client, pool = build(shots=2)
+    judge = ScriptedJudge(lambda candidate, text: float(text != STATEMENTS[0] or candidate == "answer 0"))
+    pool.fit_sync(examples, judge)
+    assert [request.sources for request in judge.asked] == [one, two]
+    text = text_of(client.asked[0])
+    single = re.search(r"^Source (\d): the picture", text, re.MULTILINE)
+    several = re.findall(r"^Source (\d\.\d): the picture", text, re.MULTILINE)
+    assert single is not None and several == [f"{3 - int(single[1])}.{number}" for number in (1, 2)]
 
 
 def test_the_draw_of_shots_and_answers_is_seeded_and_bounded():
