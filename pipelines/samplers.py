@@ -114,12 +114,17 @@ class Sampler(BaseModel, frozen=True, extra="forbid"):
                 "sampler.same_noise with deterministic steps makes all samples of a prompt equal: "
                 "take a stochastic noise ('sde', 'dance', 'cps', 'ddim') with a level above 0, or same_noise: false"
             )
+        if self.window is not None and not self.stochastic:
+            raise ValueError(
+                f"sampler.window says which steps are stochastic, but with noise '{self.noise}' and level {self.level} "
+                "none is: leave it out, or take a noise with a level above 0"
+            )
         self._check_solver()
         return self
 
     def _check_solver(self) -> None:
         window = self.window or Window()
-        if window.compression < 1 and (self.solver == "euler" or not self.stochastic):
+        if window.compression < 1 and self.solver == "euler":
             raise ValueError(
                 f"sampler.window.compression is {window.compression}, but it acts only after stochastic steps and with "
                 "sampler.solver 'dpmsolver++': Euler steps would be too coarse"

@@ -173,6 +173,10 @@ def _call(name: str, model: Path, config: dict[str, Any]) -> list[str]:
     deployed = json.loads(file.read_text()) if file.is_file() else {}
     sampler = Sampler.model_validate(config.get("eval", {}).get("sampler") or deployed)
     lines, arguments = [], ['prompt="..."']
+    if sampler.solver != "euler":
+        lines.append(
+            f"# The evaluation took the solver {sampler.solver}; this call takes Euler steps at the same levels."
+        )
     if "Kontext" in name or "Edit" in name:
         arguments.insert(0, "image=source")
     if name == "StableDiffusion3Pipeline":

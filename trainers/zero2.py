@@ -137,12 +137,12 @@ class Zero2:
 
 
 def _engine(model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> Any:
-    alone = next(model.parameters()).device.type == "cpu"
-    if alone:
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     deepspeed: Any = importlib.import_module("deepspeed")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    if alone:
+    if on_cpu:
         # a collective in shared memory that would be compiled now, for a minute or more; gloo has what is needed
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = torch.distributed.get_backend()
