@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 import judges
 from mmrubric import aggregate
+from mmrubric.config import load_config
 from mmrubric.errors import InputError, RunError
 from mmrubric.group import PairVerdict
 from mmrubric.judging import JudgeRequest, PairRequest
@@ -192,6 +193,21 @@ def test_every_rank_has_whole_groups_of_every_update() -> None:
     a, b = split_rows(5, 2, 2, "whole", updates=2)
     assert a.prompt_rows[a.real].tolist() == [0, 0, 3, 3, 4, 4] and b.prompt_rows[b.real].tolist() == [1, 1, 2, 2]
     assert a.samples[a.real].tolist() == [0, 1] * 3
+
+
+@pytest.mark.slow
+def test_the_tiny_vlm_ranks_what_the_tiny_generator_draws(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "configs" / "shapes" / "vlm_pairs.yaml"
+    changes = ["run.steps=1", f"run.output_dir={tmp_path}", "data.prompts_per_step=3", "rollout.group_size=4"]
+    config = load_config(TrainConfig, recipe, [*changes, "optim.batch_size=12", "eval.every=0", "eval.limit=1"])
+    with Trainer(config) as trainer:
+        start = _weights(trainer)
+        metrics = trainer.step()
+        assert metrics["judge/fail_rate"] == 0 and metrics["judge/tie_share"] < 1
+        assert not torch.equal(start, _weights(trainer))
+    groups = list(RecordReader(config.run.directory / "record.jsonl").groups())
+    assert [len(group.pairs) for group in groups] == [2, 2, 2]
+    assert groups[0].judge_id.startswith("vlm/1:") and ":joint_rank:" in groups[0].judge_id
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from mmrubric.config import save_config
 from mmrubric.errors import InputError
+from pipelines.testing_tokens import tiny_janus_directory
 from tests.trainers.ranks import (
     ROOT,
     SCRIPT,
@@ -149,6 +151,27 @@ def test_the_exported_model_is_plain_diffusers(runs: Path) -> None:
     expected = {k[10:]: v for k, v in tensors(run).items() if k.startswith("trainable/")}
     weights = dict(pipe.transformer.named_parameters())
     assert weights.keys() == expected.keys() and all(torch.equal(weights[k], expected[k]) for k in weights)
+
+
+@needs_deepspeed
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_token_model_and_its_value_head_train_as_on_one_process(tmp_path: Path) -> None:
+    model, files = tiny_janus_directory(tmp_path / "janus"), []
+    for ranks in (1, 2):
+        config = settings(
+            tmp_path, model, run__name=f"ppo-{ranks}", run__steps=3, run__threads=1, run__processes=ranks,
+            data__prompts_per_step=4, loss__name="ppo", loss__levels=4, advantage__name="reward", ema__decay=0.9,
+            rollout__group_size=1, rollout__sampler={"kind": "tokens", "guidance": 3.0, "temperature": 0.7},
+        )  # fmt: skip
+        files.append(tmp_path / f"ppo-{ranks}.yaml")
+        save_config(config, files[-1])
+    train(load(files[0]))
+    finish(launch(2, "-m", "tests.trainers.toys", str(files[1]), config=FILE))
+    ours, theirs = (tensors(tmp_path / "runs" / f"ppo-{ranks}") for ranks in (1, 2))
+    assert "trainable/value_head.weight" in ours and _gap(ours, theirs) <= TOLERANCE
+    moved = max(float((v - ours[f"ema/{k[10:]}"]).abs().max()) for k, v in ours.items() if k.startswith("trainable/"))
+    assert moved > 40 * TOLERANCE
 
 
 @needs_deepspeed
