@@ -62,7 +62,9 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {"Janus": tiny_janus_directory, "E
 @pytest.fixture(scope="module", params=list(BUILDERS))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, prompts: list[Prompt]) -> Model:
     path = BUILDERS[request.param](tmp_path_factory.mktemp(request.param) / "model")
-    policies = {precision: load_policy(path, precision=precision, device="cpu") for precision in ("fp32", "bf16", "fp16")}
+    policies = {
+        precision: load_policy(path, precision=precision, device="cpu") for precision in ("fp32", "bf16", "fp16")
+    }
     if request.param == "Emu3":
         prompts = [dataclasses.replace(prompt, negative="a black square") for prompt in prompts]
     return Model(request.param, path, policies, prompts)
