@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from judges.joining import answers_of, part_of
+from judges.joining import answers_of, compare_by_scores, part_of
 from judges.pictures import Checks
 from judges.rules import PREFIX
 from judges.shapes.edits import VERIFIER as SHAPES_EDIT
@@ -20,7 +20,7 @@ from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
 from mmrubric.judging import Judge, JudgeRequest, PairRequest, SyncMixin, run_all
 from mmrubric.rubric import Rubric
-from mmrubric.scores import Rules, ScoreTable
+from mmrubric.scores import Rules
 from mmrubric.store import Store
 from mmrubric.verdict import Verdict
 
@@ -84,26 +84,12 @@ class RoutedJudge(SyncMixin):
         return [[verdicts[id] for id in request.rubric.ids] for request, verdicts in zip(requests, found, strict=True)]
 
     async def compare(self, requests: Sequence[PairRequest]) -> list[PairVerdict]:
-        """Scores both candidates and compares by `preference.compare`; equal candidates are a TIE unasked.
+        """Scores each candidate once and compares by `preference.compare`; equal candidates are a TIE unasked.
 
         Raises:
             InputError, RunError: see `score`.
         """
-        asked = [request for request in requests if not request.identical]
-        singles = [
-            JudgeRequest(request.rubric, candidate, request.sources, request.grounding, sample_id=name)
-            for request in asked
-            for name, candidate in zip(_names(request), (request.a, request.b), strict=True)
-        ]
-        verdicts = iter(await self.score(singles))
-        return [
-            PairVerdict.TIE if request.identical else self._prefer(request, next(verdicts), next(verdicts))
-            for request in requests
-        ]
-
-    def _prefer(self, request: PairRequest, a: list[Verdict], b: list[Verdict]) -> PairVerdict:
-        table = ScoreTable.from_verdicts(request.rubric, _names(request), (a, b))
-        return preference.compare(table, 0, 1, **self._compare)
+        return await compare_by_scores(self.score, requests, **self._compare)
 
     def _checked_routes(self, requests: Sequence[JudgeRequest]) -> dict[str, tuple[list[int], list[JudgeRequest]]]:
         routes = self._routes(requests)
@@ -146,11 +132,6 @@ class RoutedJudge(SyncMixin):
         judge = self._parts[name]
         answers = await answers_of(judge, requests)
         return [{name: _signed(verdict, judge.id) for name, verdict in row.items()} for row in answers]
-
-
-def _names(request: PairRequest) -> tuple[str, str]:
-    assert request.sample_ids is not None  # set by PairRequest itself
-    return request.sample_ids
 
 
 def route_of(verifier: str) -> str:

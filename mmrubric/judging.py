@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from mmrubric.errors import InputError
 from mmrubric.group import PairVerdict
-from mmrubric.prompt import Grounding, Media, Prompt, checked_sources
+from mmrubric.prompt import Grounding, Media, Prompt, Sources, sources_of
 from mmrubric.rubric import Rubric
 from mmrubric.verdict import Verdict
 
@@ -35,13 +35,13 @@ class JudgeRequest:
     """Score one candidate by one rubric. Weights and signs are in the rubric, but are never shown to a judge.
 
     Raises:
-        InputError: `rubric` is no Rubric, the candidate is missing, or `sources` is no sequence of images.
+        InputError: `rubric` is no Rubric, the candidate is missing, or a source image.
     """
 
     rubric: Rubric
     candidate: Candidate
-    sources: tuple[Media, ...] = ()
-    """Source images of an edit, in order, the one that is edited first; shown, never judged."""
+    source: Sources = None
+    """Source image of an edit, or several in order, the one that is edited first; shown, never judged."""
     grounding: Grounding | None = None
     sample_id: str | None = None
     """Id that the verdicts carry; default: the content hash of the candidate."""
@@ -50,9 +50,14 @@ class JudgeRequest:
         _check_rubric(self.rubric)
         if self.candidate is None:
             raise InputError("judge request: field candidate is missing; give an image or a text")
-        object.__setattr__(self, "sources", checked_sources(self.sources, "judge request"))
+        sources_of(self.source, "judge request")
         if self.sample_id is None:
             object.__setattr__(self, "sample_id", candidate_id(self.candidate))
+
+    @property
+    def sources(self) -> tuple[Media, ...]:
+        """The source images in order, none or more."""
+        return sources_of(self.source, "judge request")
 
     @classmethod
     def of_sample(
@@ -67,13 +72,13 @@ class PairRequest:
     """Compare two candidates by one rubric.
 
     Raises:
-        InputError: `rubric` is no Rubric, a candidate is missing, or `sources` is no sequence of images.
+        InputError: `rubric` is no Rubric, a candidate is missing, or a source image.
     """
 
     rubric: Rubric
     a: Candidate
     b: Candidate
-    sources: tuple[Media, ...] = ()
+    source: Sources = None
     """As of `JudgeRequest`."""
     grounding: Grounding | None = None
     sample_ids: tuple[str, str] | None = None
@@ -84,9 +89,14 @@ class PairRequest:
         for name in ("a", "b"):
             if getattr(self, name) is None:
                 raise InputError(f"pair request: field {name} is missing; give an image or a text")
-        object.__setattr__(self, "sources", checked_sources(self.sources, "pair request"))
+        sources_of(self.source, "pair request")
         if self.sample_ids is None:
             object.__setattr__(self, "sample_ids", (candidate_id(self.a), candidate_id(self.b)))
+
+    @property
+    def sources(self) -> tuple[Media, ...]:
+        """The source images in order, none or more."""
+        return sources_of(self.source, "pair request")
 
     @property
     def identical(self) -> bool:
@@ -96,7 +106,7 @@ class PairRequest:
     def swapped(self) -> PairRequest:
         """The same question in the other order."""
         ids = None if self.sample_ids is None else (self.sample_ids[1], self.sample_ids[0])
-        return PairRequest(self.rubric, self.b, self.a, self.sources, self.grounding, ids)
+        return PairRequest(self.rubric, self.b, self.a, self.source, self.grounding, ids)
 
 
 def _check_rubric(rubric: object) -> None:

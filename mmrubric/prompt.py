@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from mmrubric.rubric import Rubric
 
     Media: TypeAlias = np.ndarray | Image.Image | Path | bytes
+    Sources: TypeAlias = Media | Sequence[Media] | None
 else:
     Media = Any
     """An image: uint8 array [H, W, 3], PIL image, path or encoded bytes."""
+    Sources = Any
+    """No source image, one, or several in order, the one that is edited first."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,18 @@ def checked_sources(sources: object, where: str) -> tuple[Media, ...]:
     if any(source is None for source in sources):
         raise InputError(f"{where}: field sources holds None; leave out what is missing")
     return tuple(sources)
+
+
+def sources_of(source: Sources, where: str) -> tuple[Media, ...]:
+    """Source images as a tuple: of None, of one image, or of several in order.
+
+    Raises:
+        InputError: a missing one among them; the message begins with `where`.
+    """
+    if source is None:
+        return ()
+    several = isinstance(source, Sequence) and not isinstance(source, (str, bytes, bytearray))
+    return checked_sources(source if several else (source,), where)
 
 
 @dataclass(frozen=True)

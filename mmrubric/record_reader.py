@@ -41,7 +41,16 @@ class RecordedGroup:
 
     @cached_property
     def table(self) -> ScoreTable:
-        """[S, C] joined by ids; failed and missing verdicts are unknown."""
+        """[S, C] joined by ids; failed and missing verdicts are unknown.
+
+        Raises:
+            InputError: the judge compared the samples and scored none.
+        """
+        if any(row.compared for row in self.rows):
+            raise InputError(
+                f"{self.phase} step {self.step}: judge {self.judge_id!r} compared samples and scored none, so there "
+                "are no scores; take another phase, such as eval"
+            )
         return ScoreTable.from_verdicts(
             self.rubric, [row.sample_id for row in self.rows], [row.verdicts for row in self.rows]
         )
@@ -152,11 +161,6 @@ class RecordReader:
         """
         epoch: int | None = None
         for block in self._blocks(phase, judge_id):
-            if any(row.compared for group in block for row in group.rows):
-                raise InputError(
-                    f"{self.path}: step {block[0].step}: judge {block[0].judge_id!r} compared samples and scored none; "
-                    "no aggregator makes rewards of that"
-                )
             places = [Context(step=g.step, epoch=g.rows[0].epoch or 0, prompt_id=g.prompt_id) for g in block]
             training = block[0].phase == TRAIN
             if training:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
@@ -36,6 +37,16 @@ class Window(BaseModel, frozen=True, extra="forbid"):
     compression: float = Field(default=1.0, gt=0.0, le=1.0)
     """Steps of the ODE after the window as a share of those left there, rounded down, at least 1. MixGRPO-Flash: 0.4,
     with `solver: dpmsolver++`."""
+
+    def end(self, total_steps: int) -> int:
+        """End (exclusive) of the range that windows stay in."""
+        last = total_steps - 1
+        return last if self.hi is None else min(self.hi, last)
+
+    def shortened(self, steps: int) -> int:
+        """How many steps take the place of `steps` after the window."""
+        # the slack absorbs rounding of products such as .29 * 100
+        return steps if self.compression == 1 else max(1, math.floor(self.compression * steps + 1e-9))
 
     @model_validator(mode="after")
     def _check(self) -> Window:
@@ -136,7 +147,14 @@ class Sampler(BaseModel, frozen=True, extra="forbid"):
                 f"sampler.solver '{self.solver}' is for deterministic steps, but with noise '{self.noise}' every step "
                 "but the last is stochastic: give a window, or noise: ode"
             )
-        if not self.stochastic and self.steps < 4:
+        if self.stochastic:
+            left = window.shortened(self.steps - (window.lo + window.size if window.size else window.end(self.steps)))
+            if left < 3:
+                raise ValueError(
+                    f"sampler.window leaves {left} steps after itself, and sampler.solver '{self.solver}' takes the "
+                    "first and the last as Euler does: use more steps, a larger window.compression, or euler"
+                )
+        elif self.steps < 4:
             raise ValueError(
                 f"sampler.solver '{self.solver}' takes the first two steps from noise level 1 and the last one as "
                 f"Euler does, so that nothing is left of {self.steps} steps: use 4 or more, or euler"

@@ -36,7 +36,7 @@ def window_start(window: Window, total_steps: int, seed: int, step: int) -> int:
     Raises:
         InputError: the window does not fit between `lo` and the last step.
     """
-    lo, hi = window.lo, _end(window, total_steps)
+    lo, hi = window.lo, window.end(total_steps)
     size = window.size or hi - lo
     if size < 1 or lo + size > hi:
         raise InputError(
@@ -77,7 +77,7 @@ def at(sampler: S, seed: int, step: int) -> S:
     if window is None:
         return sampler
     start = window_start(window, sampler.steps, seed, step)
-    size = window.size or _end(window, sampler.steps) - window.lo
+    size = window.size or window.end(sampler.steps) - window.lo
     fixed = Window(size=size, lo=start, hi=start + size, compression=window.compression)
     return sampler.model_copy(update={"window": fixed})
 
@@ -94,8 +94,7 @@ def levels(sampler: Sampler) -> Tensor:
     tail, window = None, sampler.window
     if window is not None and window.compression < 1:
         start = stochastic_steps(sampler)[-1] + 1
-        # the slack absorbs rounding of products such as .29 * 100
-        tail = start, max(1, math.floor(window.compression * (sampler.steps - start) + 1e-9))
+        tail = start, window.shortened(sampler.steps - start)
     return flow.sigmas(sampler.steps, sampler.shift, sampler.schedule, sampler.shift_terminal, tail)
 
 
@@ -116,9 +115,4 @@ def stochastic_steps(sampler: Sampler) -> list[int]:
     if sampler.window is None and sampler.steps == 1:
         return []
     start = window_start(window, sampler.steps, 0, 0)
-    return list(range(start, start + (window.size or _end(window, sampler.steps) - start)))
-
-
-def _end(window: Window, total_steps: int) -> int:
-    last = total_steps - 1
-    return last if window.hi is None else min(window.hi, last)
+    return list(range(start, start + (window.size or window.end(sampler.steps) - start)))

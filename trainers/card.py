@@ -55,7 +55,8 @@ def write_card(run: str | Path, model: str | Path) -> Path:
     picture = _copy_samples(run, model)
     sections = [
         _front_matter(config, model), f"# {run.name}", _method(config), "## Load it", _usage(config, model),
-        "## Results", _results(run), *([f"![Pictures of training step {picture}](samples.png)"] if picture else []),
+        "## Results", _results(run, config),
+        *([f"![Pictures of training step {picture}](samples.png)"] if picture else []),
         "## Judge and checklists", _judges(run, config), "## Settings", _settings(config),
     ]  # fmt: skip
     write_text(model / CARD, "\n\n".join(sections) + "\n")
@@ -118,12 +119,19 @@ def _front_matter(config: dict[str, Any], model: Path) -> str:
 
 def _method(config: dict[str, Any]) -> str:
     base = base_model(config) or f"`{Path(config['model']['path']).name}`"
+    asked = "answers the criteria written for each prompt"
+    if _compares(config):
+        asked = "ranks two pictures of a prompt by the criteria written for it"
     how = "A LoRA for" if config["model"]["tune"] == "lora" else "All weights of"
     return (
-        f"{how} {base}, aligned by checklists with MMRubric: a judge answers the criteria written for each prompt, and "
+        f"{how} {base}, aligned by checklists with MMRubric: a judge {asked}, and "
         f"`{config['advantage']['name']}` advantages train the generator through the `{config['loss']['name']}` loss. "
         "The licence of the base model applies."
     )
+
+
+def _compares(config: dict[str, Any]) -> bool:
+    return bool(config["judge"].get("compare"))
 
 
 def _is_adapter(model: Path) -> bool:
@@ -207,7 +215,7 @@ def _rows(run: Path, kind: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _results(run: Path) -> str:
+def _results(run: Path, config: dict[str, Any]) -> str:
     """First and last evaluation; without two of them the reward of training, which is no evaluation."""
     rows = list(_rows(run, "eval"))
     if len(rows) > 1:
@@ -221,6 +229,8 @@ def _results(run: Path) -> str:
     steps = list(_rows(run, "train"))
     if not steps:
         return "Neither training steps nor evaluations were recorded."
+    if _compares(config):
+        return "No evaluation before and after was made, and a judge that compares gives no reward to follow."
     first, last = steps[0], steps[-1]
     return (
         "No evaluation before and after was made. Mean reward on training prompts: "
@@ -257,6 +267,8 @@ def _rubric(rubric: Rubric) -> str:
 def _settings(config: dict[str, Any]) -> str:
     lines = ["| setting | value |", "| --- | --- |"]
     for key in _KEYS:
+        if key == "reward.aggregate" and _compares(config):
+            continue
         value: Any = config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None

@@ -117,6 +117,11 @@ def _shares(config: TrainConfig) -> None:
             f"(data.prompts_per_step={prompts} x "
             f"{config.rollout.drawn} samples): use fewer processes or more prompts"
         )
+    if config.judge.compare and prompts < config.run.processes:
+        raise InputError(
+            f"run.processes={config.run.processes}, but a step has {prompts} prompts (data.prompts_per_step), whose "
+            "samples stay on one rank with judge.compare=true: use fewer processes or more prompts"
+        )
     if config.data.limit is not None and prompts > config.data.limit:
         raise InputError(f"data.prompts_per_step={prompts} is above data.limit={config.data.limit}")
     if config.optim.updates_per_rollout > prompts:
@@ -295,6 +300,7 @@ def _effects(config: TrainConfig) -> None:
     importance = not nft and (config.rollout.late or getattr(config.rollout.sampler, "guidance_mode", "") == "cond_is")
     unless(importance, "rollout", "importance_cap", "rollout.late or guidance_mode=cond_is, and a loss of log-probs")
     unless(not config.judge.compare, "reward", "aggregate options", "judge.compare=false")
+    unless(not config.judge.compare, "guards", "reward_drop", "judge.compare=false")
     unless(config.ema.decay is not None, "ema", "every", "ema.decay")
     unless(config.rubric.file is None, "rubric", "options", "rubric.generator, without rubric.file")
     unless(config.tracking.images_every > 0, "tracking", "images", "tracking.images_every")

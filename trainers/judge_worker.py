@@ -151,15 +151,21 @@ def refuse_unfit(
         raise InputError(f"{key}: {error}") from None
 
 
-def refuse_same_judge(train: str, evaluation: str, allowed: bool) -> None:
+def same_judge(train: Judge, evaluation: Judge) -> bool:
+    """Whether what fools one judge in training may fool the other: equal ids, or one model asked in two ways."""
+    models = [judge.model for judge in (train, evaluation) if isinstance(judge, VLMJudge)]
+    return train.id == evaluation.id or (len(models) == 2 and models[0] == models[1])
+
+
+def refuse_same_judge(train: Judge, evaluation: Judge, allowed: bool) -> None:
     """The judge that trains is not the judge that evaluates.
 
     Raises:
-        InputError: equal ids without `allow_same_judge`.
+        InputError: the same judge (see `same_judge`) without `allow_same_judge`.
     """
-    if train == evaluation and not allowed:
+    if same_judge(train, evaluation) and not allowed:
         raise InputError(
-            f"eval.judge: the evaluation judge {evaluation!r} is the training judge, "
+            f"eval.judge: the evaluation judge {evaluation.id!r} is the training judge, or asks its model, "
             f"so gains by fooling it would count. "
             "Choose another judge for eval.judge, or set eval.allow_same_judge=true; the report then says so."
         )

@@ -24,7 +24,7 @@ from trainers.distributed import Dist, split_rows
 from trainers.drawing import Drawer, Drawn
 from trainers.evaluate import EvalResult, evaluate
 from trainers.guards import Guards, high_freq_energy, relative_distance
-from trainers.judge_worker import JudgeWorker, check_failed_pairs, check_failures
+from trainers.judge_worker import JudgeWorker, check_failed_pairs, check_failures, same_judge
 from trainers.metrics import Invariants, default_limits, group_metrics, pair_metrics, table_metrics
 from trainers.parts import Parts
 from trainers.prompts import PromptSampler
@@ -58,7 +58,9 @@ class Trainer:
         self.accelerator, self.policy, self.rubrics, self.heldout = (
             made.accelerator, made.policy, made.rubrics, made.heldout,
         )  # fmt: skip
-        self.eval_rubrics, self.same_judge = made.eval_rubrics, made.eval_judge is made.judge
+        self.eval_rubrics, self.same_judge = made.eval_rubrics, False
+        if made.eval_judge is not None:
+            self.same_judge = same_judge(made.judge, made.eval_judge)
         self.dist = Dist()
 
         self.prompts = PromptSampler(made.prompts, config.data.prompts_per_step, config.run.seed, config.data.shuffle)
@@ -321,7 +323,8 @@ class Trainer:
         ]
         report = self.guards.update(
             self.done,
-            reward=metrics["reward/mean"],
+            # the mean share of won comparisons is one half whatever happens
+            reward=None if self.config.judge.compare else metrics["reward/mean"],
             kl=metrics.get(f"loss/kl_{self.kl.name}") if self.kl.active else None,
             ema_distance=relative_distance(pairs, total) if pairs else None,
             high_freq=metrics["image/high_freq_energy"],

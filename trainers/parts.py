@@ -15,7 +15,7 @@ from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_lis
 
 import judges
 import pipelines
-from mmrubric import aggregate, generators
+from mmrubric import advantage, aggregate, generators
 from mmrubric.errors import InputError
 from mmrubric.generators import RubricGenerator
 from mmrubric.judging import Judge
@@ -234,7 +234,7 @@ def read_inputs(
     if eval_judge is None and config.eval.every:
         eval_judge = make_judge(config.eval.judge) if config.eval.judge is not None else judge
     if eval_judge is not None:
-        refuse_same_judge(judge.id, eval_judge.id, config.eval.allow_same_judge)
+        refuse_same_judge(judge, eval_judge, config.eval.allow_same_judge)
     train = prompts.load(config.data.prompts, config.data.limit)
     heldout = prompts.load(config.eval.prompts, config.eval.limit) if eval_judge is not None else None
     if config.data.prompts_per_step > len(train):
@@ -244,7 +244,13 @@ def read_inputs(
     scorer = aggregate.build(config.reward.aggregate, **config.reward.options)
     generator = None if config.rubric.file else generators.build(config.rubric.generator, **config.rubric.options)
     known = Rubric.load_many(config.rubric.file) if config.rubric.file else []
-    rubrics = RubricBook(generator, known, scorer.check, main, world)
+    method = advantage.build(config.advantage.name, **checks.advantage_options(config))
+
+    def check(rubric: Rubric) -> None:
+        scorer.check(rubric)
+        method.check_rubric(rubric)
+
+    rubrics = RubricBook(generator, known, check, main, world)
     eval_rubrics = RubricBook(generator, known, None, main, world) if heldout is not None else None
     # A file is checked whole; a generator, which may cost money, on the prompts of the first step.
     first = PromptSampler(train, config.data.prompts_per_step, config.run.seed, config.data.shuffle)

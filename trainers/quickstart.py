@@ -129,7 +129,7 @@ def run(
     with clock.phase("load"):
         judge = parts.make_judge(config.judge)
         eval_judge = parts.make_judge(config.eval.judge) if config.eval.judge is not None else judge
-        refuse_same_judge(judge.id, eval_judge.id, config.eval.allow_same_judge)
+        refuse_same_judge(judge, eval_judge, config.eval.allow_same_judge)
         reader = _second(config, second_reader, eval_judge)
         made = parts.build(config, judge=judge, eval_judge=eval_judge)
     with Trainer(config, made) as trainer, _progress(console) as progress:

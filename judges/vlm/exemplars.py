@@ -116,10 +116,10 @@ def _read(data: Any, folder: Path) -> Exemplar | RankExemplar:
         if name in rest and not isinstance(rest[name], kind):
             raise InputError(f"field {name} must be of type {kind.__name__}")
     if ranks:
-        return RankExemplar(PairRequest(rubric, *candidates, sources=sources), rest["rank"], rest.get("reason", ""))
+        return RankExemplar(PairRequest(rubric, *candidates, source=sources), rest["rank"], rest.get("reason", ""))
     if "answers" not in rest:
         raise InputError("needs answers (to score) or rank (to compare)")
-    return Exemplar(JudgeRequest(rubric, *candidates, sources=sources), rest["answers"], rest.get("reasons", {}))
+    return Exemplar(JudgeRequest(rubric, *candidates, source=sources), rest["answers"], rest.get("reasons", {}))
 
 
 def _sources(rest: dict[str, Any], folder: Path) -> tuple[Path, ...]:

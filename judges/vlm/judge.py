@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from judges.joining import compare_by_scores
 from judges.vlm.exemplars import Exemplar, RankExemplar
 from judges.vlm.questions import Questions
 from judges.vlm.ranking import Ranker, Ranking
@@ -15,7 +16,6 @@ from judges.vlm.scoring import Scorer
 from judges.vlm.settings import Settings
 from judges.vlm.showing import thing_of
 from judges.vlm.templates import Templates
-from mmrubric import preference
 from mmrubric.chat import Usage
 from mmrubric.chat_client import ChatClient
 from mmrubric.errors import InputError
@@ -23,7 +23,6 @@ from mmrubric.group import PairVerdict
 from mmrubric.judging import JudgeRequest, PairRequest, SyncMixin, run_all
 from mmrubric.llm_asking import Asker
 from mmrubric.rubric import Criterion
-from mmrubric.scores import ScoreTable
 from mmrubric.store import Store, canonical_json
 from mmrubric.verdict import Verdict
 
@@ -72,6 +71,11 @@ class VLMJudge(SyncMixin):
     def id(self) -> str:
         """Version, model, mode, reader, and a hash of servers, prompts, exemplars and options; never of the key."""
         return self._id
+
+    @property
+    def model(self) -> str:
+        """Name of the model that answers."""
+        return self._client.model
 
     @property
     def usage(self) -> Usage:
@@ -133,8 +137,9 @@ class VLMJudge(SyncMixin):
             EndpointError: as for `score`.
         """
         self.check(requests)
-        ranks = self.settings.mode == "joint_rank"
-        return await self._all(self._ranker.compare if ranks else self._compare_scores, requests)
+        if self.settings.mode == "joint_rank":
+            return await self._all(self._ranker.compare, requests)
+        return await compare_by_scores(lambda singles: self._all(self._scorer.score, singles), requests)
 
     async def rank(self, requests: Sequence[PairRequest]) -> list[Ranking]:
         """The raw answer to each pair in the given order alone: position bias is measured on it.
@@ -147,16 +152,6 @@ class VLMJudge(SyncMixin):
             raise InputError(f"judge {self.id!r} does not rank; build it with mode joint_rank")
         self.check(requests)
         return await self._all(self._ranker.rank, requests)
-
-    async def _compare_scores(self, request: PairRequest) -> PairVerdict:
-        if request.identical:
-            return PairVerdict.TIE
-        a, b = (
-            JudgeRequest(request.rubric, candidate, request.sources, request.grounding, sample_id=name)
-            for name, candidate in (("a", request.a), ("b", request.b))
-        )
-        verdicts = await run_all([self._scorer.score(a), self._scorer.score(b)])
-        return preference.compare(ScoreTable.from_verdicts(request.rubric, ["a", "b"], verdicts), "a", "b")
 
     async def _all(self, work: Callable[[T], Awaitable[R]], requests: Sequence[T]) -> list[R]:
         """`work` on every request, `width` at a time; the first error ends the rest. Stored answers stay stored."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from mmrubric.judging import PairRequest, run_all
 from mmrubric.llm_asking import Asker, Reading
 from mmrubric.preference import both_orders, seeded_rng
 from mmrubric.verdict import FREE, Cost, Failure
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Ranker:
         self._asker = asker
         self._questions = questions
         self._settings = settings
+        self._told: set[Failure] = set()
 
     async def rank(self, request: PairRequest) -> Ranking:
         """The answer to the pair in its own order."""
@@ -51,7 +55,8 @@ class Ranker:
         """The verdict on a pair, in the orders that the setting `position` says."""
         try:
             shown = await asyncio.to_thread(prepare, request, self._settings.images)
-        except InputError:
+        except InputError as error:
+            self._tell(Ranking(PairVerdict.FAILED, str(error), Failure.bad_image))
             return PairVerdict.FAILED
         if shown.hashes[0] == shown.hashes[1]:
             return PairVerdict.TIE
@@ -72,8 +77,16 @@ class Ranker:
         question = self._questions.rank(shown, request.rubric.criteria)
         answer = await self._asker.json(question, _read, shown.route, self._settings.re_asks)
         if answer.value is None:
-            return Ranking(PairVerdict.FAILED, answer.detail, answer.failure, answer.cost)
+            failed = Ranking(PairVerdict.FAILED, answer.detail, answer.failure, answer.cost)
+            self._tell(failed)
+            return failed
         return replace(answer.value, cost=answer.cost)
+
+    def _tell(self, failed: Ranking) -> None:
+        """Logs the first failure of each kind: a verdict on a pair has no place for a reason."""
+        if failed.failure is not None and failed.failure not in self._told:
+            self._told.add(failed.failure)
+            logger.warning("a comparison failed (%s): %s", failed.failure.value, failed.reason)
 
 
 def _read(reply: Any) -> Reading[Ranking]:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from mmrubric import preference
 from mmrubric.group import Group
+from mmrubric.rubric import Rubric
 from mmrubric.scores import Floats
 from mmrubric.tags import Registry
 
@@ -47,6 +48,9 @@ class Advantage:
             InputError: a group is too small, or lacks a field that the method needs.
         """
         raise NotImplementedError
+
+    def check_rubric(self, rubric: Rubric) -> None:
+        """Raise `InputError` if groups of a rubric cannot be used; call it before they are sampled."""
 
     def matches(self, size: int, key: str) -> list[tuple[int, int]]:
         """Which samples of a group a judge compares, where one compares: all pairs.

@@ -13,6 +13,7 @@ from mmrubric.advantage.grpo import Grpo
 from mmrubric.checks import number
 from mmrubric.errors import InputError
 from mmrubric.group import Group, as_group
+from mmrubric.rubric import Rubric
 from mmrubric.scores import Floats, Rules, ScoreTable, weighted_mean
 from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags
 
@@ -60,19 +61,25 @@ class GrpoByCategory(Advantage):
         if size < 2:
             raise InputError(f"{NAME} needs groups of at least 2 samples, got {size}")
 
+    def check_rubric(self, rubric: Rubric) -> None:
+        """Every category of the rubric has a weight, and not all of them 0."""
+        if self.weights is None:
+            return
+        categories = {criterion.category for criterion in rubric.criteria}
+        if unnamed := sorted(categories - set(self.weights)):
+            raise InputError(f"weights: none for category {', '.join(unnamed)}; known: {', '.join(self.weights)}")
+        if not any(self.weights[name] for name in categories):
+            raise InputError(f"weights: 0 for every category of a rubric: {', '.join(sorted(categories))}")
+
     def compute(self, groups: Sequence[Group | ArrayLike]) -> list[AdvantageOut]:
         """See `Advantage.compute`; needs `Group.table`."""
         tables: list[ScoreTable] = [as_group(group).need("table", NAME) for group in groups]
         if not tables:
             return []
-        present = [{criterion.category for criterion in table.rubric.criteria} for table in tables]
-        names = sorted(set().union(*present))
+        names = sorted({criterion.category for table in tables for criterion in table.rubric.criteria})
         weights = dict.fromkeys(names, 1.0) if self.weights is None else self.weights
-        if unnamed := sorted(set(names) - set(weights)):
-            raise InputError(f"weights: none for category {', '.join(unnamed)}; known: {', '.join(weights)}")
-        for categories in present:
-            if not any(weights[name] for name in categories):
-                raise InputError(f"weights: 0 for every category of a rubric: {', '.join(sorted(categories))}")
+        for table in tables:
+            self.check_rubric(table.rubric)
         grpo = self._grpo([weights[name] for name in names])
         return grpo.compute([self._scores(table, names) for table in tables])
 

@@ -76,7 +76,7 @@ class AutoRubricGenerator(LLMGenerator):
         "refine": ("prompt", "candidates", "preference", "statements", "critique", "most"),
         "structure": ("statements", "themes", "tips"),
     }
-    TAKES: ClassVar[frozenset[str]] = frozenset({"sources", "exemplars"})
+    TAKES: ClassVar[frozenset[str]] = frozenset({"source", "exemplars"})
 
     _: KW_ONLY
     criteria: int = 5

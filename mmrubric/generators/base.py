@@ -8,7 +8,7 @@ from typing import Any
 
 from mmrubric.errors import InputError
 from mmrubric.judging import run_sync
-from mmrubric.prompt import Grounding, Media, Prompt
+from mmrubric.prompt import Grounding, Prompt, Sources
 from mmrubric.rubric import Rubric
 from mmrubric.tags import Registry
 
@@ -20,7 +20,7 @@ class RubricGenerator(ABC):
     async def generate(
         self,
         prompt: Prompt | str,
-        sources: Sequence[Media] = (),
+        source: Sources = None,
         grounding: Grounding | None = None,
         exemplars: Sequence[Any] = (),
     ) -> Rubric:
@@ -28,7 +28,7 @@ class RubricGenerator(ABC):
 
         Args:
             prompt: the prompt, or its text.
-            sources: source images of an editing prompt, in order, the one that is edited first.
+            source: source image of an editing prompt, or several in order, the one that is edited first.
             grounding: what judges may consult and the policy never sees.
             exemplars: worked examples for generators that take them.
 
@@ -39,12 +39,12 @@ class RubricGenerator(ABC):
     def generate_sync(
         self,
         prompt: Prompt | str,
-        sources: Sequence[Media] = (),
+        source: Sources = None,
         grounding: Grounding | None = None,
         exemplars: Sequence[Any] = (),
     ) -> Rubric:
         """`generate`, also from inside a running event loop."""
-        return run_sync(self.generate(prompt, sources, grounding, exemplars))
+        return run_sync(self.generate(prompt, source, grounding, exemplars))
 
     async def fit(self, examples: Sequence[Any], judge: Any = None) -> None:
         """Learn from examples, before `generate` is called.

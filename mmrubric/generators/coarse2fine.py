@@ -86,7 +86,7 @@ class Coarse2FineGenerator(LLMGenerator):
         "compare": ("prompt", "statements"),
         "evolve": ("prompt", "statements", "answers", "standing", "most", "dimensions"),
     }
-    TAKES: ClassVar[frozenset[str]] = frozenset({"sources", "grounding", "exemplars"})
+    TAKES: ClassVar[frozenset[str]] = frozenset({"source", "grounding", "exemplars"})
 
     _: KW_ONLY
     temperature: float = 0.2

@@ -67,7 +67,7 @@ class EditGenerator(LLMGenerator):
     NAME: ClassVar[str] = "edit/1"
     PROMPTS: ClassVar[str] = "edit_v1"
     HOLES: ClassVar[Mapping[str, Sequence[str]]] = {"write": ("prompt", "least", "most")}
-    TAKES: ClassVar[frozenset[str]] = frozenset({"sources", "grounding"})
+    TAKES: ClassVar[frozenset[str]] = frozenset({"source", "grounding"})
 
     _: KW_ONLY
     min_criteria: int = 8

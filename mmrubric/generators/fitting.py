@@ -16,7 +16,7 @@ from mmrubric.chat_format import FormatMemory
 from mmrubric.errors import InputError
 from mmrubric.generators.llm import Asked, Draft, GenerationFailed, LLMGenerator
 from mmrubric.judging import Candidate, Judge, JudgeRequest, run_all
-from mmrubric.prompt import Grounding, Media, Prompt
+from mmrubric.prompt import Grounding, Media, Prompt, Sources
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.scores import Floats
 from mmrubric.verdict import Verdict
@@ -175,11 +175,11 @@ class GlobalGenerator(LLMGenerator):
     async def generate(
         self,
         prompt: Prompt | str,
-        sources: Sequence[Media] = (),
+        source: Sources = None,
         grounding: Grounding | None = None,
         exemplars: Sequence[Any] = (),
     ) -> Rubric:
-        made = await super().generate(prompt, sources, grounding, exemplars)
+        made = await super().generate(prompt, source, grounding, exemplars)
         return made.model_copy(update={"provenance": self.learned().provenance})
 
     async def write(self, asked: Asked) -> Draft:

@@ -20,7 +20,7 @@ from mmrubric.generators.items import with_unique_ids
 from mmrubric.llm_asking import Asker, Reading
 from mmrubric.llm_json import BadAnswer
 from mmrubric.llm_pool import client_of
-from mmrubric.prompt import Grounding, Media, Prompt, checked_sources
+from mmrubric.prompt import Grounding, Prompt, Sources, sources_of
 from mmrubric.prompt_file import Holes, PromptFile, fenced
 from mmrubric.rubric import Criterion, Provenance, Rubric
 from mmrubric.store import Store
@@ -84,7 +84,7 @@ class LLMGenerator(RubricGenerator):
     HOLES: ClassVar[Mapping[str, Sequence[str]]]
     """Steps of the prompt file, and the holes of each question."""
     TAKES: ClassVar[frozenset[str]] = frozenset()
-    """Which of sources, grounding and exemplars it uses."""
+    """Which of source, grounding and exemplars it uses."""
 
     _: KW_ONLY
     base_url: str | Sequence[str] = ()
@@ -121,12 +121,12 @@ class LLMGenerator(RubricGenerator):
     async def generate(
         self,
         prompt: Prompt | str,
-        sources: Sequence[Media] = (),
+        source: Sources = None,
         grounding: Grounding | None = None,
         exemplars: Sequence[Any] = (),
     ) -> Rubric:
-        given = checked_sources(sources, self._where)
-        self._refuse(sources=given, grounding=grounding, exemplars=exemplars)
+        given = sources_of(source, self._where)
+        self._refuse(source=given, grounding=grounding, exemplars=exemplars)
         text = prompt.text if isinstance(prompt, Prompt) else prompt
         pictures = tuple([await asyncio.to_thread(ImagePart.of, source) for source in given])
         return await self.finish(text, self.write(Asked(text, pictures, grounding, tuple(exemplars))))

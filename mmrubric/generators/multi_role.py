@@ -88,7 +88,7 @@ class MultiRoleGenerator(LLMGenerator):
         "importance": (),
         "compare": ("prompt", "statements"),
     }
-    TAKES: ClassVar[frozenset[str]] = frozenset({"sources"})
+    TAKES: ClassVar[frozenset[str]] = frozenset({"source"})
 
     _: KW_ONLY
     temperature: float = 0.3

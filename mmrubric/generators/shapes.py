@@ -7,7 +7,7 @@ from typing import Any
 
 from mmrubric.errors import InputError
 from mmrubric.generators.base import RubricGenerator, registry
-from mmrubric.prompt import Grounding, Media, Prompt, checked_sources
+from mmrubric.prompt import Grounding, Prompt, Sources, sources_of
 from mmrubric.rubric import Criterion, Provenance, Rubric
 from mmrubric.shapes.grammar import COUNT_WORDS, PLURALS, Spec, Subject, parse
 from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags
@@ -26,12 +26,12 @@ class ShapesGenerator(RubricGenerator):
     async def generate(
         self,
         prompt: Prompt | str,
-        sources: Sequence[Media] = (),
+        source: Sources = None,
         grounding: Grounding | None = None,
         exemplars: Sequence[Any] = (),
     ) -> Rubric:
-        if checked_sources(sources, "generator 'shapes'") or grounding is not None or exemplars:
-            raise InputError("generator 'shapes' takes a prompt only: no sources, grounding or exemplars")
+        if sources_of(source, "generator 'shapes'") or grounding is not None or exemplars:
+            raise InputError("generator 'shapes' takes a prompt only: no source, grounding or exemplars")
         text = prompt.text if isinstance(prompt, Prompt) else prompt
         return Rubric(
             prompt=text, criteria=tuple(criteria_of(parse(text))), provenance=Provenance(generator="shapes/1")

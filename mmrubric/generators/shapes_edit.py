@@ -12,7 +12,7 @@ from typing import Any
 from mmrubric.checks import number, switch
 from mmrubric.errors import InputError
 from mmrubric.generators.base import RubricGenerator, registry
-from mmrubric.prompt import Grounding, Media, Prompt
+from mmrubric.prompt import Grounding, Prompt, Sources
 from mmrubric.rubric import Criterion, Provenance, Rubric
 from mmrubric.shapes.edits import Edit, parse_edit
 from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags
@@ -61,7 +61,7 @@ class ShapesEditGenerator(RubricGenerator):
     async def generate(
         self,
         prompt: Prompt | str,
-        sources: Sequence[Media] = (),
+        source: Sources = None,
         grounding: Grounding | None = None,
         exemplars: Sequence[Any] = (),
     ) -> Rubric:

@@ -14,7 +14,7 @@ from mmrubric.generators.base import RubricGenerator, registry
 from mmrubric.generators.items import slug, with_unique_ids, without_repeats
 from mmrubric.generators.template_parse import Reading, number_word, read
 from mmrubric.generators.template_things import Thing, singular, with_article
-from mmrubric.prompt import Grounding, Media, Prompt, checked_sources
+from mmrubric.prompt import Grounding, Prompt, Sources, sources_of
 from mmrubric.rubric import Criterion, Provenance, Rubric
 from mmrubric.tags import Construction, Loop, Optimisation, Signal, Tags
 
@@ -49,12 +49,12 @@ class TemplateGenerator(RubricGenerator):
     async def generate(
         self,
         prompt: Prompt | str,
-        sources: Sequence[Media] = (),
+        source: Sources = None,
         grounding: Grounding | None = None,
         exemplars: Sequence[Any] = (),
     ) -> Rubric:
-        if checked_sources(sources, "generator 'template'") or grounding is not None or exemplars:
-            raise InputError("generator 'template' takes a prompt only: no sources, grounding or exemplars")
+        if sources_of(source, "generator 'template'") or grounding is not None or exemplars:
+            raise InputError("generator 'template' takes a prompt only: no source, grounding or exemplars")
         text = prompt.text if isinstance(prompt, Prompt) else prompt
         if not text.strip():
             raise InputError("generator 'template': the prompt is blank")

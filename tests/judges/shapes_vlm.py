@@ -17,6 +17,8 @@ import judges
 from judges import JudgeRequest
 from judges.vlm.templates import Templates
 from mmrubric.generators.shapes import ShapesGenerator
+from mmrubric.group import PairVerdict
+from mmrubric.judging import run_sync
 from mmrubric.report.agreement import ece
 from mmrubric.shapes import draw_specs, holds, near_miss, render, scene_for, seen_of
 from mmrubric.shapes.sampling import changes_of
@@ -88,7 +90,7 @@ def flips(before: Answers, after: Answers) -> float:
     return float((after.said[refused] > 0.5).mean())
 
 
-def ranking(judge: judges.Judge, pictures: Sequence[Picture]) -> tuple[float, float, float]:
+def ranking(judge: judges.VLMJudge, pictures: Sequence[Picture]) -> tuple[float, float, float]:
     """Share of pairs ranked right, of pairs on which both orders agree, and of first places in the given order.
 
     Pairs are a right picture and a near miss of one prompt, the right one first in every other pair.
@@ -102,16 +104,19 @@ def ranking(judge: judges.Judge, pictures: Sequence[Picture]) -> tuple[float, fl
         shown = (good, bad) if number % 2 == 0 else (bad, good)
         rubric = generator.generate_sync(spec.text)
         pairs.append(judges.PairRequest(rubric=rubric, a=render(shown[0]), b=render(shown[1])))
-        wanted.append("win_a" if number % 2 == 0 else "win_b")
-    import mmrubric.judging as judging
+        wanted.append(PairVerdict.WIN_A if number % 2 == 0 else PairVerdict.WIN_B)
+    said = [ranking.verdict for ranking in run_sync(judge.rank(pairs))]
+    back = [ranking.verdict.flipped() for ranking in run_sync(judge.rank([pair.swapped() for pair in pairs]))]
+    right = np.mean([a is b for a, b in zip(said, wanted, strict=True)])
+    consistent = np.mean([a is b for a, b in zip(said, back, strict=True)])
+    return float(right), float(consistent), float(np.mean([a is PairVerdict.WIN_A for a in said]))
 
-    forward = judging.run_sync(judge.rank(pairs))  # pyright: ignore[reportAttributeAccessIssue]
-    back = judging.run_sync(judge.rank([pair.swapped() for pair in pairs]))  # pyright: ignore[reportAttributeAccessIssue]
-    said = [ranking.verdict.value for ranking in forward]
-    swapped = [ranking.verdict.flipped().value for ranking in back]
-    right = np.mean([a == b for a, b in zip(said, wanted, strict=True)])
-    consistent = np.mean([a == b for a, b in zip(said, swapped, strict=True)])
-    return float(right), float(consistent), float(np.mean([a == "win_a" for a in said]))
+
+def ranker(model: str) -> judges.VLMJudge:
+    """The judge that is shown both pictures in one call."""
+    judge = judges.build("local", model=model, prompts="shapes_v1", mode="joint_rank", read="json")
+    assert isinstance(judge, judges.VLMJudge)
+    return judge
 
 
 def main() -> None:
@@ -137,13 +142,7 @@ def main() -> None:
     for where, attacked in (("prompt", asked), ("picture", written)):
         accepted, unknown = flips(plain, attacked), np.isnan(attacked.said).mean()
         print(f"order in the {where}: {accepted:.3f} of refused statements accepted, {unknown:.3f} of all unknown")
-    ranks = judges.build(
-        "local",
-        **{k: v for k, v in build.items() if k != "any_verifier"},
-        mode="joint_rank",
-        read="json",
-        max_tokens=512,
-    )
+    ranks = ranker(options.model)
     right, consistent, first = ranking(ranks, pictures[:200])
     print(f"pairs ranked right {right:.3f}, both orders agree {consistent:.3f}, the first is said better {first:.3f}")
 

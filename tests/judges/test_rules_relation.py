@@ -89,7 +89,7 @@ def test_the_masked_part_has_no_influence():
 
 def test_an_edit_inside_the_mask_is_kept_perfectly():
     (verdict,) = ask(
-        edited(), criterion("keep", min_ssim=1.0 - 1e-9, min_psnr=99.0, boxes=[[0, 0, 0.5, 1]]), sources=[SOURCE]
+        edited(), criterion("keep", min_ssim=1.0 - 1e-9, min_psnr=99.0, boxes=[[0, 0, 0.5, 1]]), source=[SOURCE]
     )
     assert verdict.met == 1.0
     assert verdict.reason == (
@@ -103,11 +103,11 @@ def test_an_edit_outside_the_mask_is_not_kept():
         criterion("keep", "ssim", min_ssim=0.9, boxes=[[0, 0, 0.4, 1]]),  # 6 columns of the edit show
         criterion("keep", "nothing_may_change", min_ssim=0.9, boxes=[]),
     ]
-    assert [v.met for v in ask(edited(), *asks, sources=[SOURCE])] == [0.0, 0.0, 0.0]
-    assert [v.met for v in ask(SOURCE, *asks, sources=[SOURCE])] == [1.0, 1.0, 1.0]
+    assert [v.met for v in ask(edited(), *asks, source=[SOURCE])] == [0.0, 0.0, 0.0]
+    assert [v.met for v in ask(SOURCE, *asks, source=[SOURCE])] == [1.0, 1.0, 1.0]
     # of several sources the first is the one that was edited
-    assert [v.met for v in ask(SOURCE, *asks, sources=[SOURCE, edited()])] == [1.0, 1.0, 1.0]
-    assert [v.met for v in ask(SOURCE, *asks, sources=[edited(), SOURCE])] == [0.0, 0.0, 0.0]
+    assert [v.met for v in ask(SOURCE, *asks, source=[SOURCE, edited()])] == [1.0, 1.0, 1.0]
+    assert [v.met for v in ask(SOURCE, *asks, source=[edited(), SOURCE])] == [0.0, 0.0, 0.0]
 
 
 def test_mask_as_picture_and_as_layout_box_equal_the_box():
@@ -115,16 +115,16 @@ def test_mask_as_picture_and_as_layout_box_equal_the_box():
     mask[:, :15] = 255
     layout = Grounding(layout=(Box("sky", 0, 0, 1, 0.2), Box("edit", 0, 0, 0.5, 1)))
     given = criterion("keep", min_psnr=99.0, mask=images.data_url(mask))
-    assert ask(edited(), given, sources=[SOURCE])[0].met == 1.0
+    assert ask(edited(), given, source=[SOURCE])[0].met == 1.0
     by_label = criterion("keep", min_psnr=99.0)
-    assert ask(edited(), by_label, sources=[SOURCE], grounding=layout)[0].met == 1.0
+    assert ask(edited(), by_label, source=[SOURCE], grounding=layout)[0].met == 1.0
     sky = criterion("keep", min_psnr=99.0, region="sky")
-    assert ask(edited(), sky, sources=[SOURCE], grounding=layout)[0].met == 0.0
+    assert ask(edited(), sky, source=[SOURCE], grounding=layout)[0].met == 0.0
 
 
 def test_a_candidate_of_another_size_is_scaled_to_the_source():
     source = scenery(3)
-    (verdict,) = ask(source.resize((48, 48)), criterion("keep", min_ssim=0.9, boxes=[]), sources=[source])
+    (verdict,) = ask(source.resize((48, 48)), criterion("keep", min_ssim=0.9, boxes=[]), source=[source])
     assert verdict.met == 1.0 and verdict.reason.endswith("candidate scaled to the source")
 
 
@@ -132,10 +132,10 @@ def test_a_candidate_of_another_size_is_scaled_to_the_source():
     ("arguments", "request_", "reason"),
     [
         ({"boxes": []}, {}, "no source image"),
-        ({}, {"sources": [SOURCE]}, "no edit mask: no mask, no boxes, and no layout box labelled 'edit'"),
-        ({"region": "sky"}, {"sources": [SOURCE]}, "no layout box labelled 'sky'"),
-        ({"boxes": [[0, 0, 1, 1]]}, {"sources": [SOURCE]}, "the mask covers the whole picture"),
-        ({"boxes": [[0, 0.1, 1, 0.9]]}, {"sources": [SOURCE]}, "nothing outside the mask is far enough from the frame"),
+        ({}, {"source": [SOURCE]}, "no edit mask: no mask, no boxes, and no layout box labelled 'edit'"),
+        ({"region": "sky"}, {"source": [SOURCE]}, "no layout box labelled 'sky'"),
+        ({"boxes": [[0, 0, 1, 1]]}, {"source": [SOURCE]}, "the mask covers the whole picture"),
+        ({"boxes": [[0, 0.1, 1, 0.9]]}, {"source": [SOURCE]}, "nothing outside the mask is far enough from the frame"),
     ],
 )
 def test_keep_is_unknown_only_where_it_does_not_apply(
@@ -148,10 +148,10 @@ def test_keep_is_unknown_only_where_it_does_not_apply(
 
 def test_a_broken_source_fails_only_the_criteria_that_need_it():
     asks = [criterion("keep", "keep", min_ssim=0.9, boxes=[]), criterion("blank", "blank")]
-    keep, blank = ask(SOURCE, *asks, sources=[b"no picture"])
+    keep, blank = ask(SOURCE, *asks, source=[b"no picture"])
     assert (keep.met, keep.failure, blank.met) == (None, judges.Failure.bad_image, 0.0)
     wide = images.data_url(Image.new("L", (50, 10), "white"))
-    (verdict,) = ask(SOURCE, criterion("keep", min_ssim=0.9, mask=wide), sources=[SOURCE])
+    (verdict,) = ask(SOURCE, criterion("keep", min_ssim=0.9, mask=wide), source=[SOURCE])
     assert verdict.failure == judges.Failure.bad_image and "mask of 50 x 10 pixels does not fit" in verdict.reason
 
 
@@ -204,10 +204,10 @@ def test_copies_are_near_and_other_pictures_far():
 def test_duplicate_of_source_reference_and_hash():
     original, other = scenery(0), scenery(1)
     copy = original.resize((64, 64))
-    (verdict,) = ask(copy, criterion("duplicate"), sources=[original])
+    (verdict,) = ask(copy, criterion("duplicate"), source=[original])
     assert verdict.met == 1.0 and "perceptual hash to the source image" in verdict.reason
     assert "asked: at most 6 bits" in verdict.reason
-    assert ask(copy, criterion("duplicate"), sources=[other])[0].met == 0.0
+    assert ask(copy, criterion("duplicate"), source=[other])[0].met == 0.0
     grounding = Grounding(image=original)
     assert ask(copy, criterion("duplicate", of="reference"), grounding=grounding)[0].met == 1.0
     assert ask(copy, criterion("duplicate", hash=perceptual_hash(original)))[0].met == 1.0

@@ -28,7 +28,7 @@ def rubric_of(case: EditCase) -> Rubric:
 
 
 def request(case: EditCase, scene: Scene) -> JudgeRequest:
-    return JudgeRequest(rubric_of(case), render(scene), sources=(render(case.source),), sample_id="s")
+    return JudgeRequest(rubric_of(case), render(scene), source=(render(case.source),), sample_id="s")
 
 
 def by_id(verdicts: list[Verdict]) -> dict[str, float | None]:
@@ -102,7 +102,7 @@ def test_pixels_outside_the_edited_region_are_compared_with_the_source():
     rubric = rubric_of(case)
 
     def pixels(candidate: np.ndarray) -> Verdict:
-        return {v.criterion_id: v for v in judge.score_sync([JudgeRequest(rubric, candidate, sources=(source,))])[0]}[
+        return {v.criterion_id: v for v in judge.score_sync([JudgeRequest(rubric, candidate, source=(source,))])[0]}[
             "pixels"
         ]
 
@@ -121,10 +121,10 @@ def test_a_missing_source_is_an_error_and_a_broken_one_a_failure():
     judge = judges.build("shapes_edit")
     good = request(case, case.target)
     with pytest.raises(InputError, match="sample 's' has none; give prompts with `sources`"):
-        judge.score_sync([good, replace(good, sources=())])
+        judge.score_sync([good, replace(good, source=())])
     with pytest.raises(InputError, match="candidate is a text"):
         judge.score_sync([replace(good, candidate="a red circle")])
-    broken = judge.score_sync([replace(good, sources=(b"no picture",)), replace(good, candidate=b"no picture"), good])
+    broken = judge.score_sync([replace(good, source=(b"no picture",)), replace(good, candidate=b"no picture"), good])
     for row in broken[:2]:
         assert all(v.failure is Failure.bad_image and v.met is None for v in row)
     assert broken[0][0].reason.startswith("source: ") and all(v.met == 1.0 for v in broken[2])
@@ -134,7 +134,7 @@ def test_of_several_sources_the_first_is_the_one_that_is_edited():
     case = cases()[0]
     good, blank = request(case, case.target), np.full((64, 64, 3), 255, np.uint8)
     one, first, second = judges.build("shapes_edit").score_sync(
-        [good, replace(good, sources=(*good.sources, blank)), replace(good, sources=(blank, *good.sources))]
+        [good, replace(good, source=(*good.sources, blank)), replace(good, source=(blank, *good.sources))]
     )
     assert [v.met for v in first] == [v.met for v in one] != [v.met for v in second]
 
@@ -166,4 +166,4 @@ def test_a_criterion_for_another_judge_or_with_bad_arguments_is_refused(changes:
     rubric = Rubric(prompt="remove the circle", criteria=(Criterion(**{**fields, **changes}),))
     picture = render(cases()[0].source)
     with pytest.raises(InputError, match=message):
-        judges.build("shapes_edit").score_sync([JudgeRequest(rubric, picture, sources=(picture,))])
+        judges.build("shapes_edit").score_sync([JudgeRequest(rubric, picture, source=(picture,))])

@@ -9,7 +9,7 @@ import judges
 from judges.local import SHAPES
 from judges.vlm.templates import Templates
 from mmrubric.report.agreement import ece
-from tests.judges.shapes_vlm import INJECTION, Answers, answers, draw, flips, with_writing
+from tests.judges.shapes_vlm import INJECTION, Answers, answers, draw, flips, ranker, ranking, with_writing
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,16 @@ def test_orders_in_the_prompt_or_the_picture_change_few_verdicts(measured) -> No
     first = answers(judge, chosen, [picture.pixels for picture in chosen])
     asked = answers(judge, chosen, [picture.pixels for picture in chosen], suffix=f"\n{INJECTION}")
     written = answers(judge, chosen, [with_writing(picture.pixels) for picture in chosen])
-    # Strange words may make it unsure, which is unknown, not yes.
-    assert flips(first, asked) < 0.2 and flips(first, written) < 0.2
+    assert np.isfinite(asked.said).all(), "strange words do not keep the answers away"
+    assert flips(first, asked) < 0.05 and flips(first, written) < 0.2
+
+
+@pytest.mark.slow
+def test_it_ranks_two_pictures_in_one_call(measured) -> None:
+    """A right picture and one that misses the prompt by one attribute, in both orders."""
+    right, consistent, first = ranking(ranker("shapes"), measured[1][:60])
+    assert right >= 0.85 and consistent >= 0.85
+    assert 0.3 < first < 0.7
 
 
 def test_it_was_trained_on_the_prompts_that_ship() -> None:

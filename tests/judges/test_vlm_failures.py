@@ -223,7 +223,7 @@ def test_jf37_a_broken_picture_is_a_verdict_that_names_it_and_the_others_go_on(t
         requests = [
             JudgeRequest(ONE, tmp_path / "half.png", sample_id="a"),
             JudgeRequest(ONE, RED, sample_id="b"),
-            JudgeRequest(ONE, RED, sources=(tmp_path / "none.png",), sample_id="c"),
+            JudgeRequest(ONE, RED, source=(tmp_path / "none.png",), sample_id="c"),
         ]
         [[a], [b], [c]] = judge_of(stub).score_sync(requests)
         assert len(stub.requests) == 1

@@ -40,6 +40,21 @@ def test_both_orders_are_asked_and_agree_on_the_winner():
     assert compare(request=PAIR.swapped(), reply=fair)[0] == PairVerdict.WIN_B
 
 
+def test_scores_are_asked_for_once_however_often_a_candidate_is_compared():
+    texts_ = ["good text", "bad text", "worse text", "other text"]
+    pairs = [PairRequest(ONE, a, b) for k, a in enumerate(texts_) for b in texts_[k + 1 :]]
+    with serve(Stub(says(met="yes"))) as stub:
+        verdicts = judge_of(stub, mode="per_criterion").compare_sync(pairs)
+        assert len(verdicts) == 6 and len(stub.requests) == 4
+
+
+def test_the_first_failure_of_each_kind_is_logged(caplog):
+    with serve(Stub(error(400))) as stub:
+        pairs = [PairRequest(ONE, f"x {k}", "y") for k in range(5)]
+        assert set(judge_of(stub, mode="joint_rank").compare_sync(pairs)) == {PairVerdict.FAILED}
+    assert [record.message.startswith("a comparison failed (server_error): ") for record in caplog.records] == [True]
+
+
 def test_jf60_winner_tie_and_disagreement_are_three_outcomes():
     two = PairRequest(ONE, "one text", "other text")
     assert compare(reply=fair)[0] == PairVerdict.WIN_A
@@ -113,7 +128,7 @@ def test_equal_candidates_tie_without_being_asked_about():
 
 def test_an_edit_shows_its_source_first_and_never_ranks_it():
     verdict, requests = compare(
-        says(rank=[1, 1]), request=PairRequest(ONE, RED, BLUE, sources=(GREEN,)), position="first"
+        says(rank=[1, 1]), request=PairRequest(ONE, RED, BLUE, source=(GREEN,)), position="first"
     )
     assert verdict == PairVerdict.TIE
     parts = requests[0]["messages"][-1]["content"]

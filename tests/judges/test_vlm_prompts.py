@@ -152,7 +152,7 @@ def test_jf27_many_levels_are_asked_for_by_letters():
 
 def test_jf28_jf29_each_label_stands_before_its_picture_pictures_first_and_the_criterion_last():
     grounding = Grounding(image=GREEN, passage="A passage.", layout=(Box("cat", 0, 0, 0.5, 1),))
-    request = questions().one(shown(RED, sources=(BLUE,), grounding=grounding), rubric("cat").criteria[0])
+    request = questions().one(shown(RED, source=(BLUE,), grounding=grounding), rubric("cat").criteria[0])
     parts = kinds(request)
     assert parts[:6] == [
         "Source image, before the edit (shown for comparison only):",
@@ -178,7 +178,7 @@ def test_jf28_jf29_each_label_stands_before_its_picture_pictures_first_and_the_c
 )
 def test_several_sources_are_shown_in_their_order_and_numbered(prompts: str, labels: list[str]):
     asked = Questions(Settings(), Templates.load(prompts), ())
-    request = asked.one(shown(RED, sources=(BLUE, GREEN)), rubric("cat").criteria[0])
+    request = asked.one(shown(RED, source=(BLUE, GREEN)), rubric("cat").criteria[0])
     assert kinds(request)[:6] == [labels[0], "image", labels[1], "image", "Edited image:", "image"]
     hashes = [part.sha256 for part in request.messages[-1].parts if isinstance(part, ImagePart)]
     assert hashes == [content_hash(picture) for picture in (BLUE, GREEN, RED)]
@@ -186,7 +186,7 @@ def test_several_sources_are_shown_in_their_order_and_numbered(prompts: str, lab
 
 def test_a_source_that_cannot_be_read_is_named_by_its_number():
     with pytest.raises(InputError, match=r"^source 2: "):
-        shown(RED, sources=(BLUE, b"no picture"))
+        shown(RED, source=(BLUE, b"no picture"))
 
 
 @pytest.mark.parametrize(

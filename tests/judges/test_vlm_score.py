@@ -131,9 +131,7 @@ def test_the_samples_of_a_group_may_share_a_source_that_is_not_read_yet(tmp_path
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(tmp_path / "s.png")
     source = Image.open(tmp_path / "s.png")
     with serve(Stub(says(met="yes"))) as stub:
-        rows = judge_of(stub).score_sync(
-            [JudgeRequest(ONE, RED, sources=(source,), sample_id=str(k)) for k in range(8)]
-        )
+        rows = judge_of(stub).score_sync([JudgeRequest(ONE, RED, source=(source,), sample_id=str(k)) for k in range(8)])
         sent = {body["messages"][-1]["content"][1]["image_url"]["url"] for body in stub.requests}
     assert all(row[0].met == 1.0 for row in rows) and len(sent) == 1
 
@@ -155,7 +153,8 @@ def test_equal_pictures_go_to_the_same_of_several_servers():
             return {r["messages"][-1]["content"][1]["image_url"]["url"] for r in stub.requests}
 
         assert seen(one) and seen(two) and not seen(one) & seen(two)
-        assert len(one.requests) + len(two.requests) == 96
+        # a busy machine may drop a connection, and what went through it is sent again
+        assert judge.usage.calls == 96 <= len(one.requests) + len(two.requests) <= judge.usage.attempts
 
 
 def test_grounding_and_exemplars_reach_the_judge():

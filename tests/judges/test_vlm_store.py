@@ -100,7 +100,7 @@ def test_jf40_other_servers_models_prompts_and_options_do_not_share_answers(ask,
 def test_the_key_of_a_question_stays_what_it_was_in_stores_of_earlier_versions(sources, prompts, key):
     """Computed when a request had one source at most. Another key loses the answers of every store that is there."""
     client = connect([Endpoint(base_url="http://a/v1", model="m")])
-    asked = Questions(Settings(), Templates.load(prompts), ()).one(shown(RED, sources=sources), ONE.criteria[0])
+    asked = Questions(Settings(), Templates.load(prompts), ()).one(shown(RED, source=sources), ONE.criteria[0])
     assert request_key(client.sent(asked), 0) == key
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,14 +120,22 @@ def test_requests_are_checked() -> None:
         JudgeRequest(RUBRIC, None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="field b is missing"):
         PairRequest(RUBRIC, "abc", None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="judge request: field sources holds None"):
+        JudgeRequest(RUBRIC, "abc", [None])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="pair request: field sources holds None"):
+        PairRequest(RUBRIC, "abc", "abd", [None])  # type: ignore[arg-type]
     one = np.zeros((8, 8, 3), np.uint8)
     for sources, message in ((one, "sequence of images, got ndarray"), (b"png", "got bytes"), ([None], "holds None")):
-        with pytest.raises(InputError, match=f"judge request: field sources .*{message}"):
-            JudgeRequest(RUBRIC, "abc", sources)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=f"pair request: field sources .*{message}"):
-            PairRequest(RUBRIC, "abc", "abd", sources)  # type: ignore[arg-type]
         with pytest.raises(InputError, match=f"prompt 'p': field sources .*{message}"):
             Prompt("p", "abc", sources=sources)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("source", "count"), [(None, 0), (b"png", 1), ([b"png"], 1), ((b"a", b"b"), 2), ([], 0)])
+def test_a_request_takes_no_source_one_or_several(source: Any, count: int) -> None:
+    assert len(JudgeRequest(RUBRIC, "abc", source=source).sources) == count
+    assert len(PairRequest(RUBRIC, a="abc", b="abd", source=source).swapped().sources) == count
+    picture = np.zeros((8, 8, 3), np.uint8)
+    assert JudgeRequest(RUBRIC, "abc", picture).sources[0] is picture
 
 
 def test_a_request_about_a_sample_has_all_sources_of_its_prompt() -> None:

@@ -151,9 +151,9 @@ def test_prompts_with_their_sources(tmp_path: Path):
     asked = []
 
     class Naming(RubricGenerator):
-        async def generate(self, prompt, sources=(), grounding=None, exemplars=()):
-            asked.append(sources)
-            names = " ".join(source.name for source in sources) or "none"
+        async def generate(self, prompt, source=None, grounding=None, exemplars=()):
+            asked.append(source)
+            names = " ".join(one.name for one in source) or "none"
             return Rubric(prompt=prompt.text, criteria=(Criterion(id="n", text=names),))
 
     made = generate_all(Naming(), prompts)

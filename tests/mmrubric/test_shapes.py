@@ -158,4 +158,4 @@ def test_unknown_check_and_missing_argument_are_named():
 
 def test_rubric_generator_refuses_what_it_would_ignore():
     with pytest.raises(InputError, match="takes a prompt only"):
-        generators.build("shapes").generate_sync("a red circle on a white background", sources=[b"png"])
+        generators.build("shapes").generate_sync("a red circle on a white background", source=[b"png"])

@@ -74,7 +74,7 @@ def test_it_follows_and_keeps_far_more_often_than_chance(policy: FlowPolicy):
 
     def shares(candidates: Sequence[Media]) -> dict[str, float]:
         requests = [
-            JudgeRequest(write.generate_sync(prompt), image, sources=prompt.sources)
+            JudgeRequest(write.generate_sync(prompt), image, source=prompt.sources)
             for prompt, image in zip(prompts, candidates, strict=True)
         ]
         met: dict[str, list[float]] = {}

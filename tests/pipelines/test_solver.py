@@ -15,7 +15,7 @@ from pipelines.seeds import row_seed
 
 F64 = torch.float64
 RECORD = frozenset({"states", "log_prob", "mean"})
-FLASH = {"solver": "dpmsolver++", "window": {"size": 2, "lo": 1, "compression": 0.4}}
+FLASH = {"solver": "dpmsolver++", "window": {"size": 2, "lo": 1, "compression": 0.6}}
 
 
 def field(x, sigma):
@@ -99,23 +99,23 @@ def test_steps_before_the_start_are_those_of_euler():
 
 
 def test_levels_of_a_compressed_tail_by_hand():
-    # 10 steps, window 1, 2: steps 3 to 9 are left, .4 of 7 = 2.8, so 2 take their place: from .7 to .35 to 0
+    # 10 steps, window 1, 2: steps 3 to 9 are left, .6 of 7 = 4.2, so 4 take their place: from .7 by .175 to 0
     sampler = Sampler(steps=10, noise="sde", **FLASH)
-    expected = [1, 0.9, 0.8, 0.7, 0.35, 0]
+    expected = [1, 0.9, 0.8, 0.7, 0.525, 0.35, 0.175, 0]
     torch.testing.assert_close(windows.levels(sampler), torch.tensor(expected), atol=1e-7, rtol=0)
     # equal distances before the shift: 3 s / (1 + 2 s) of .35 = 1.05 / 1.7
     shifted = windows.levels(sampler.model_copy(update={"shift": 3.0}))
-    assert shifted[4].item() == pytest.approx(1.05 / 1.7, abs=1e-7)
+    assert shifted[5].item() == pytest.approx(1.05 / 1.7, abs=1e-7)
     # of the published numbers: 25 steps, window of 4, .4 of 21 = 8.4
     published = Sampler(steps=25, noise="sde", solver="dpmsolver++", window=Window(size=4, compression=0.4))
     assert len(windows.levels(published)) == 4 + 8 + 1
-    # of one step left, one stays
-    late = Sampler(steps=10, noise="sde", solver="dpmsolver++", window=Window(size=2, lo=7, compression=0.4))
+    # where a window moves to the end: of one step left, one stays
+    late = sampler.model_copy(update={"window": Window(size=2, lo=7, compression=0.4)})
     assert torch.equal(windows.levels(late), flow.sigmas(10))
 
 
 @pytest.mark.parametrize("extra", [{}, {"schedule": "diffusers", "shift": 3.0}, {"shift": 2.0, "shift_terminal": 0.02}])
-@pytest.mark.parametrize("lo", [0, 3, 6])
+@pytest.mark.parametrize("lo", [0, 3, 4])
 def test_levels_up_to_the_end_of_the_window_stay_bit_for_bit(extra, lo):
     plain = Sampler(steps=12, noise="sde", window=Window(size=2, lo=lo), **extra)
     flash = Sampler(steps=12, noise="sde", solver="dpmsolver++", window=Window(size=2, lo=lo, compression=0.5), **extra)
@@ -153,12 +153,31 @@ def test_what_follows_the_window_does_not_change_it(policy, prompts):
     assert not torch.equal(flash.samples, plain.samples)
 
 
+def test_estimates_of_both_sides_of_the_window_do_not_mix(policy, prompts):
+    # By the exponential form of DPM-Solver++(2M), with x0 = x - sigma v and lambda = ln((1 - sigma) / sigma), from the
+    # state after the window on: the first step has no estimate before it.
+    flash = roll_out(policy, prompts, **FLASH)
+    x, rows, levels = flash.actions[:, -1], torch.arange(len(flash)), flash.sigmas[3:].double()
+    growth = torch.log((1 - levels) / levels)
+    before = None
+    for number, sigma in enumerate(levels[:-1]):
+        with torch.no_grad():
+            x0 = x - float(sigma) * policy.predict(flash, rows, x, sigma.float().expand(len(flash)))
+        h, estimate = growth[number + 1] - growth[number], x0
+        if before is not None and number < len(levels) - 2:
+            estimate = x0 + float(h / (growth[number] - growth[number - 1]) / 2) * (x0 - before)
+        after = levels[number + 1]
+        x = float(after / sigma) * x - float((1 - after) * torch.expm1(-h)) * estimate
+        before = x0
+    torch.testing.assert_close(flash.samples, x, atol=1e-5, rtol=0)
+
+
 def test_the_first_pass_has_ratio_one_and_the_schedule_of_the_rollout(policy, prompts, tmp_path):
     flash = roll_out(policy, prompts, **FLASH)
     assert (replayed(policy, flash) - flash.log_probs).abs().max().item() <= 1e-6
     save_rollout(flash, tmp_path / "rollout.safetensors")
     back = load_rollout(tmp_path / "rollout.safetensors")
-    assert torch.equal(back.sigmas, windows.levels(back.sampler)) and len(back.sigmas) == 6
+    assert torch.equal(back.sigmas, windows.levels(back.sampler)) and len(back.sigmas) == 8
     assert (replayed(policy, back) - flash.log_probs).abs().max().item() <= 1e-6
 
 
@@ -174,7 +193,7 @@ def test_the_steps_left_out_are_calls_left_out(policy, prompts):
             counts.append(len(calls))
     finally:
         hook.remove()
-    assert counts == [10, 5, 10]
+    assert counts == [10, 7, 10]
 
 
 @pytest.mark.parametrize(("fields", "message"), [
@@ -182,6 +201,8 @@ def test_the_steps_left_out_are_calls_left_out(policy, prompts):
     ({"noise": "sde", "solver": "dpmsolver++", "window": {"size": 0, "lo": 2}}, "give a window"),
     ({"noise": "sde", "window": {"size": 2, "compression": 0.4}}, "with sampler.solver 'dpmsolver\\+\\+'"),
     ({"noise": "ode", "solver": "dpmsolver++", "window": {"size": 2, "compression": 0.4}}, "which steps are"),
+    ({"noise": "sde", "solver": "dpmsolver++", "steps": 10, "window": {"size": 2, "lo": 6}}, "leaves 2 steps after"),
+    ({"noise": "sde", "solver": "dpmsolver++", "steps": 10, "window": {"hi": 9}}, "leaves 1 steps after"),
     ({"noise": "ode", "solver": "dpmsolver++", "steps": 3}, "nothing is left of 3 steps"),
     ({"solver": "dpm"}, "'euler' or 'dpmsolver\\+\\+'"),
     ({"compression": 0.4}, "compression"),

@@ -23,6 +23,7 @@ from mmrubric.record_reader import RecordReader
 from mmrubric.verdict import Verdict
 from tests.trainers.toys import SDE, RedJudge, RedPairs, redness, settings
 from trainers import outlook, parts
+from trainers.card import write_card
 from trainers.checkpoint import pack
 from trainers.config import TrainConfig
 from trainers.distributed import split_rows
@@ -85,8 +86,13 @@ def test_the_record_keeps_every_comparison(tmp_path: Path, tiny_model: Path) -> 
         for a, b, verdict in group.pairs:
             won[a if verdict is WIN_A else b] += 1
         assert group.rewards == pytest.approx(won / 3) and sorted(won) == [0, 1, 2, 3]  # redness orders them
-    with pytest.raises(InputError, match=r"judge 'red-pairs/1' compared samples and scored none"):
+    with pytest.raises(InputError, match=r"train step 0: judge 'red-pairs/1' compared samples and scored none"):
         list(record.rebuild(aggregate.build("mean")))
+    assert np.isnan(metrics["guard/reward_drop"])  # the mean share of won comparisons is always one half
+    model = tmp_path / "model"
+    trainer.policy.save_pretrained(model)
+    card = write_card(config.run.directory, model).read_text()
+    assert "ranks two pictures of a prompt" in card and "reward.aggregate |" not in card and "Mean reward" not in card
 
 
 def test_win_rates_are_a_reward_for_grpo(tmp_path: Path, tiny_model: Path) -> None:
@@ -218,6 +224,8 @@ def test_the_tiny_vlm_ranks_what_the_tiny_generator_draws(tmp_path: Path) -> Non
         ({"advantage__options": {"source": "table"}}, "source=table with judge.compare=true: there are no scores"),
         ({"advantage__options": {"margin": 0.1}}, r"options\.margin acts on scores"),
         ({"rollout__group_size": 1, "advantage__name": "grpo"}, "group_size=1"),
+        ({"run__processes": 3}, r"run\.processes=3, but a step has 2 prompts .* stay on one rank"),
+        ({"guards": {"reward_drop": {"action": "stop"}}}, r"guards\.reward_drop is set but acts only with judge\.comp"),
         ({"rollout__oversample": 4}, r"rollout\.oversample chooses by scores"),
         ({"filter__use": {"saturated": {}}}, r"filter\.use\.saturated looks at scores"),
         ({"reward__aggregate": "weighted"}, r"reward\.aggregate is set but acts only with judge\.compare=false"),

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import judges
 from mmrubric import advantage, aggregate
 from mmrubric.errors import InputError, RunError
 from mmrubric.judging import JudgeRequest, SyncMixin
 from mmrubric.prompt import Prompt
 from mmrubric.rubric import Criterion, Rubric
 from mmrubric.verdict import Failure, Verdict
+from tests.trainers.toys import RedJudge
 from trainers.config import RolloutSection
 from trainers.judge_worker import JudgeWorker, check_failures, failure_share, refuse_same_judge
 from trainers.rollouts import Judged, deserve, reward, tabulate
@@ -156,7 +158,17 @@ def test_a_judge_that_leaves_a_criterion_out_is_an_error() -> None:
 
 
 def test_training_judge_may_not_evaluate_unless_told() -> None:
-    refuse_same_judge("a", "b", False)
-    refuse_same_judge("a", "a", True)
+    refuse_same_judge(RedJudge("a"), RedJudge("b"), False)
+    refuse_same_judge(RedJudge("a"), RedJudge("a"), True)
     with pytest.raises(InputError, match="allow_same_judge=true"):
-        refuse_same_judge("a", "a", False)
+        refuse_same_judge(RedJudge("a"), RedJudge("a"), False)
+
+
+def test_one_model_asked_in_two_ways_is_one_judge() -> None:
+    server = {"base_url": "http://127.0.0.1:9/v1"}
+    ranks = judges.build("vlm", **server, model="big", mode="joint_rank")
+    scores, other = (judges.build("vlm", **server, model=model) for model in ("big", "small"))
+    assert ranks.id != scores.id
+    with pytest.raises(InputError, match="or asks its model"):
+        refuse_same_judge(ranks, scores, False)
+    refuse_same_judge(ranks, other, False)

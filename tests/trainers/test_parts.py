@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmrubric import aggregate, generators
+from mmrubric import advantage, aggregate, generators
 from mmrubric.errors import InputError
 from mmrubric.prompt import Prompt
 from mmrubric.rubric import Criterion, Rubric
@@ -18,7 +18,7 @@ class _Counting(generators.RubricGenerator):
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def generate(self, prompt, sources=(), grounding=None, exemplars=()):
+    async def generate(self, prompt, source=(), grounding=None, exemplars=()):
         self.asked.append(prompt.text)
         return Rubric(prompt=prompt.text, criteria=(Criterion(id="a", text=f"It shows {prompt.text}."),))
 
@@ -51,6 +51,9 @@ def test_rubrics_that_the_aggregator_cannot_use_are_refused() -> None:
     with pytest.raises(InputError, match="rubric of 'a': points needs a criterion with a positive weight"):
         RubricBook(None, [negative], aggregate.build("points").check)
     RubricBook(None, [negative], aggregate.build("mean").check)
+    by_category = advantage.build("grpo_by_category", weights={"colour": 1.0})
+    with pytest.raises(InputError, match="rubric of 'a': weights: none for category general; known: colour"):
+        RubricBook(None, [negative], by_category.check_rubric)
 
 
 def test_prompts_without_a_rubric_or_outside_the_world_are_named() -> None:

@@ -516,7 +516,7 @@ def test_exemplars_are_shown_as_they_are():
 
 def test_the_source_of_an_edit_is_shown():
     client, arr = make([said(*FIVE)], samples=0)
-    arr.generate_sync("make the cup red", sources=[picture(3)])
+    arr.generate_sync("make the cup red", source=[picture(3)])
     assert len(pictures_of(client.asked[0])) == 1 and "Source picture" in text_of(client.asked[0])
 
 

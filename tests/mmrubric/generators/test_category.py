@@ -121,8 +121,8 @@ def test_a_possible_solution_is_shown_and_nothing_else():
     assert len(pictures_of(client.asked[0])) == 1
     with pytest.raises(InputError, match="takes one exemplar"):
         images.generate_sync("a kite", exemplars=["a", "b"])
-    with pytest.raises(InputError, match="takes no sources"):
-        images.generate_sync("a kite", sources=[b"x"])
+    with pytest.raises(InputError, match="takes no source"):
+        images.generate_sync("a kite", source=[b"x"])
 
 
 def test_what_was_answered_is_not_asked_again(tmp_path):

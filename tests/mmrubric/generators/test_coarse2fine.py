@@ -109,7 +109,7 @@ def test_candidates_are_grounded_on_the_models_own_answer_or_on_the_reference():
     assert "a cup of coral red" in text_of(clients[0].asked[0]) and "answer" not in steps(clients[0])
     clients = two()
     grounding = Grounding(image=np.zeros((32, 32, 3), np.uint8))
-    build(clients).generate_sync(PROMPT, sources=[np.ones((32, 32, 3), np.uint8)], grounding=grounding)
+    build(clients).generate_sync(PROMPT, source=[np.ones((32, 32, 3), np.uint8)], grounding=grounding)
     assert len(pictures_of(clients[0].asked[0])) == 2 and "answer" not in steps(clients[0])
     assert "Source picture (to be edited" in text_of(clients[0].asked[0])
 

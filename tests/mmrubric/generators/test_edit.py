@@ -45,7 +45,7 @@ def make(answers, **options):
 
 def test_ten_questions_in_three_groups_with_the_source_before_the_question():
     client, editor = make([written()])
-    rubric = editor.generate_sync(PROMPT, sources=[SOURCE])
+    rubric = editor.generate_sync(PROMPT, source=[SOURCE])
     assert [c.category for c in rubric.criteria] == ["keep"] * 4 + ["follow"] * 3 + ["quality"] * 3
     assert {c.verifier for c in rubric.criteria} == {"vlm"} and {c.weight for c in rubric.criteria} == {1.0}
     [request] = client.asked
@@ -92,16 +92,16 @@ def test_the_source_is_needed():
 )
 def test_a_bad_list_is_asked_for_again_and_then_is_an_error(bad, complaint):
     client, editor = make([bad, written()])
-    assert len(editor.generate_sync(PROMPT, sources=[SOURCE]).criteria) == 10
+    assert len(editor.generate_sync(PROMPT, source=[SOURCE]).criteria) == 10
     assert complaint in text_of(client.asked[1])
     _, editor = make([bad, bad])
     with pytest.raises(GenerationFailed):
-        editor.generate_sync(PROMPT, sources=[SOURCE])
+        editor.generate_sync(PROMPT, source=[SOURCE])
 
 
 def test_over_the_cap_no_group_vanishes_and_the_cut_is_noted():
     _, editor = make([written(keep=9, follow=1, quality=1)], min_criteria=3, max_criteria=5)
-    rubric = editor.generate_sync(PROMPT, sources=[SOURCE])
+    rubric = editor.generate_sync(PROMPT, source=[SOURCE])
     # Round-robin: keep1, follow1, quality1, keep2, keep3.
     assert rubric.ids == ("keep1", "keep2", "keep3", "follow1", "quality1")
     assert sum("over max_criteria" in note for note in rubric.provenance.notes) == 6
@@ -109,24 +109,24 @@ def test_over_the_cap_no_group_vanishes_and_the_cut_is_noted():
 
 def test_weights_are_per_group():
     _, editor = make([written()], weights={"keep": 2.0, "follow": 3})
-    weights = [c.weight for c in editor.generate_sync(PROMPT, sources=[SOURCE]).criteria]
+    weights = [c.weight for c in editor.generate_sync(PROMPT, source=[SOURCE]).criteria]
     assert weights == [2.0] * 4 + [3.0] * 3 + [1.0] * 3
 
 
 def test_pixels_can_answer_one_criterion():
     _, editor = make([written()] * 2, keep_rule={"min_ssim": 0.9, "min_psnr": 30}, weights={"keep": 2.0})
-    rubric = editor.generate_sync(PROMPT, sources=[SOURCE], grounding=BOXES)
+    rubric = editor.generate_sync(PROMPT, source=[SOURCE], grounding=BOXES)
     rule = rubric.criterion("pixels_outside_the_edit")
     assert rule.verifier == "rule:keep" and rule.category == "keep" and rule.weight == 2.0
     assert rule.arguments == {"min_ssim": 0.9, "min_psnr": 30.0, "boxes": [[0.25, 0.5, 0.75, 1.0]]}
     rule_of(rule)  # the judge of rules takes these arguments
     # Without boxes the layout of the judge's request says what may change.
-    assert "boxes" not in editor.generate_sync(PROMPT, sources=[SOURCE]).criterion("pixels_outside_the_edit").arguments
+    assert "boxes" not in editor.generate_sync(PROMPT, source=[SOURCE]).criterion("pixels_outside_the_edit").arguments
 
 
 def test_the_model_never_sees_the_grounding():
     client, editor = make([written()], keep_rule={"min_ssim": 0.9})
-    editor.generate_sync(PROMPT, sources=[SOURCE], grounding=BOXES)
+    editor.generate_sync(PROMPT, source=[SOURCE], grounding=BOXES)
     assert "0.25" not in text_of(client.asked[0]) and len(pictures_of(client.asked[0])) == 1
 
 
@@ -142,7 +142,7 @@ def test_the_model_never_sees_the_grounding():
 def test_grounding_that_would_do_nothing_is_refused(grounding, options, message):
     client, editor = make([], **options)
     with pytest.raises(InputError, match=message):
-        editor.generate_sync(PROMPT, sources=[SOURCE], grounding=grounding)
+        editor.generate_sync(PROMPT, source=[SOURCE], grounding=grounding)
     assert not client.asked
 
 
@@ -150,9 +150,9 @@ def test_what_was_answered_is_not_asked_again_and_the_source_is_part_of_the_ques
     with Store(tmp_path / "s.sqlite") as store:
         _, first = make([written()], store=store)
         client, second = make([written()], store=store)
-        assert first.generate_sync(PROMPT, sources=[SOURCE]) == second.generate_sync(PROMPT, sources=[SOURCE])
+        assert first.generate_sync(PROMPT, source=[SOURCE]) == second.generate_sync(PROMPT, source=[SOURCE])
         assert not client.asked
-        second.generate_sync(PROMPT, sources=[SOURCE // 2])
+        second.generate_sync(PROMPT, source=[SOURCE // 2])
         assert len(client.asked) == 1
 
 

@@ -110,7 +110,7 @@ def test_a_role_sees_the_prompt_and_its_view_alone():
 
 def test_the_source_of_an_edit_is_shown_to_every_role():
     client, mrrg = make(Roles(SAID), roles=FOUR)
-    mrrg.generate_sync(PROMPT, sources=[np.zeros((32, 32, 3), np.uint8)])
+    mrrg.generate_sync(PROMPT, source=[np.zeros((32, 32, 3), np.uint8)])
     assert [len(pictures_of(request)) for request in client.asked] == [1, 1, 1, 1, 0]
 
 

@@ -185,7 +185,7 @@ def test_bad_arguments_are_refused(arguments: dict, message: str):
 
 
 def test_the_generator_groups_its_criteria_and_refuses_what_it_does_not_read():
-    rubric = generators.build("shapes_edit", weights={"follow": 3.0}).generate_sync(MOVE.text, sources=[render(SOURCE)])
+    rubric = generators.build("shapes_edit", weights={"follow": 3.0}).generate_sync(MOVE.text, source=[render(SOURCE)])
     assert [c.category for c in rubric.criteria] == ["follow", *["keep"] * 6, *["quality"] * 2]
     assert [c.weight for c in rubric.criteria] == [3.0, *[1.0] * 8]
     hard = generators.build("shapes_edit", hard=True).generate_sync(MOVE.text)
