@@ -261,7 +261,8 @@ def test_lora_is_saved_for_plain_diffusers(model, shown, tmp_path):
         assert any(f".{target}.lora_A" in name for name in names), target
     sampler = model.sampler()
     before = policy.sample(shown, SEEDS, sampler).samples
-    assert torch.equal(before, model.policy.sample(shown, SEEDS, sampler).samples)
+    # A new adapter adds 0; on some processors wrapped layers round otherwise.
+    torch.testing.assert_close(before, model.policy.sample(shown, SEEDS, sampler).samples, atol=1e-5, rtol=0)
     move(policy)
     expected = policy.sample(shown, SEEDS, sampler).samples
     assert difference(before, expected) > 1e-3

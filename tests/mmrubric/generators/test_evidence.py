@@ -246,7 +246,7 @@ def test_what_was_answered_is_not_asked_again(tmp_path):
         assert [step_of(r) for r in client.asked] == ["write"]
 
 
-@pytest.mark.parametrize("argument", ["sources", "grounding", "exemplars"])
+@pytest.mark.parametrize("argument", ["source", "grounding", "exemplars"])
 def test_it_takes_a_prompt_only(argument):
     _, generator = make([])
     with pytest.raises(InputError, match=f"takes no {argument}"):

@@ -217,7 +217,7 @@ def test_a_blank_passage_is_refused():
 
 def test_it_takes_no_source_and_no_exemplars():
     _, generator = make([])
-    for argument, value in (("sources", [b"x"]), ("exemplars", ["x"])):
+    for argument, value in (("source", [b"x"]), ("exemplars", ["x"])):
         with pytest.raises(InputError, match=f"takes no {argument}"):
             generator.generate_sync(PROMPT, grounding=PASSAGE_ONLY, **{argument: value})
 

@@ -251,7 +251,7 @@ def test_who_sees_what():
         assert "7310" not in text_of(request) and "7311" not in text_of(request), "scores stay hidden"
         if step_of(request) in ("recover", "cluster", "order"):
             assert "TOKEN" not in text_of(request)
-    for argument in ("sources", "grounding"):
+    for argument in ("source", "grounding"):
         with pytest.raises(InputError, match=f"takes no {argument}"):
             inductive.generate_sync(PROMPT, exemplars=TEXTS, **{argument: [b"x"]})
 
