@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -191,6 +192,18 @@ def _unreduced(module: FSDPModule) -> Iterator[None]:
         yield
     finally:
         module.set_requires_gradient_sync(True)
+
+
+def end_ranks() -> None:
+    """End the process group, if there is one; nothing collective comes after.
+
+    A thread of gloo lets go of the tensors of the last collective shortly after it is over. Were Python already ending
+    by then, the process would abort ("terminate called without an active exception") with all its work done, and
+    destroying the group does not wait for these threads where a sharded tensor's mesh still holds it.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        time.sleep(0.2)
 
 
 def has_accelerator() -> bool:

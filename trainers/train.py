@@ -24,7 +24,7 @@ from pipelines import windows
 from trainers import checks, outlook, parts
 from trainers.checkpoint import fingerprint
 from trainers.config import TrainConfig
-from trainers.distributed import started_processes
+from trainers.distributed import end_ranks, started_processes
 from trainers.loop import Trainer
 from trainers.timesteps import trained_count
 
@@ -46,8 +46,7 @@ def session() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        end_ranks()
 
 
 def train(config: TrainConfig) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pipelines import load_policy, shards
 from pipelines.samplers import TokenSampler
 from pipelines.seeds import row_seed
 from pipelines.testing import PROMPTS
+from trainers.distributed import end_ranks
 from trainers.sharding import sharder
 
 SAMPLER = TokenSampler(guidance=3.0)
@@ -53,7 +54,7 @@ def main(model: str, out: Path) -> None:
             policy.save_pretrained(out / mode)
         if rank == 0:
             save_file({k: v.clone() for k, v in state.items()}, out / f"{mode}.safetensors")
-    torch.distributed.destroy_process_group()
+    end_ranks()
 
 
 def update_free(policy: Any, rank: int) -> torch.Tensor:

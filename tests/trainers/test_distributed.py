@@ -94,7 +94,7 @@ def test_fewer_processes_than_asked_for_is_an_error_with_the_right_command():
 RANK_SCRIPT = """
 import json, sys
 import torch
-from trainers.distributed import Dist, check_processes, prepare_environment, split_rows
+from trainers.distributed import Dist, check_processes, end_ranks, prepare_environment, split_rows
 prepare_environment()
 check_processes(2)
 from accelerate import Accelerator
@@ -125,7 +125,7 @@ result = {
 dist.barrier()
 with open(f"{sys.argv[1]}/{dist.rank}.json", "w") as file:
     json.dump(result, file)
-torch.distributed.destroy_process_group()
+end_ranks()
 """
 
 
