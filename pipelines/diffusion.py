@@ -258,7 +258,8 @@ class FlowPolicy(TrainedPolicy):
         the network is sharded: rank 0 writes."""
         state = None
         if shards.is_sharded(self._core):
-            state = shards.gathered({k: v for k, v in self._core.state_dict().items() if not self.lora or "lora_" in k})
+            kept = shards.state_dict(self._core)
+            state = shards.gathered({k: v for k, v in kept.items() if not self.lora or "lora_" in k})
             if not shards.writes():
                 return
         with quiet():

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from mmrubric.errors import InputError
 from mmrubric.rubric import Prompt
 from pipelines.samplers import Sampler, TokenSampler
+from pipelines.shards import Held
 
 RECORDABLE = frozenset({"states", "log_prob", "mean"})
 """What `Policy.sample` can record."""
@@ -212,7 +213,7 @@ class Policy(Protocol):
 
     def keep_previous(self, source: str | None = None) -> None: ...
 
-    def state_dict(self) -> dict[str, Tensor]: ...
+    def state_dict(self) -> dict[str, Held]: ...
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 

@@ -1,8 +1,13 @@
-"""Parameters that are spread over ranks (DTensors): reading them whole, filling them, even numbers of forwards."""
+"""Parameters that are spread over ranks: reading them whole, filling them, even numbers of forwards.
+
+Under FSDP2 they are DTensors. Under DeepSpeed ZeRO-3 a parameter is empty but while its layer runs, and its `ds_tensor`
+holds this rank's part: flat, in equal parts, the last filled up with anything.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,9 +16,80 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
+@dataclass(frozen=True)
+class Partition:
+    """This rank's part of a tensor as ZeRO-3 lays it out."""
+
+    part: Tensor
+    """[at most ceil(n / ranks)], without what fills it up; of the last ranks it may be empty."""
+    shape: torch.Size
+    """Of the whole, n numbers."""
+
+    def whole(self) -> Tensor:
+        """A collective."""
+        size = -(-self.shape.numel() // torch.distributed.get_world_size())
+        mine = self.part.new_zeros(size)
+        mine[: len(self.part)] = self.part
+        every = mine.new_empty(size * torch.distributed.get_world_size())
+        torch.distributed.all_gather_into_tensor(every, mine)
+        return every[: self.shape.numel()].view(self.shape)
+
+
+Held = Tensor | Partition
+
+
+def is_partitioned(tensor: Held) -> bool:
+    """Whether ZeRO-3 holds a parameter in parts."""
+    return getattr(tensor, "ds_tensor", None) is not None
+
+
+def is_spread(tensor: Held) -> bool:
+    """Whether other ranks hold parts of a tensor."""
+    return isinstance(tensor, (DTensor, Partition)) or is_partitioned(tensor)
+
+
+def _let_go(tensor: Held) -> None:
+    """End the time in which ZeRO-3 holds a parameter whole, if it does: the next forward would use it as it is.
+
+    Reading a weight in another layer's forward, as peft does for its type, keeps it whole until the next step.
+    """
+    parameter: Any = tensor
+    if is_partitioned(tensor) and parameter.numel():
+        parameter.partition()
+
+
 def is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP2 holds the module's parameters in shards."""
-    return isinstance(module, FSDPModule)
+    """Whether FSDP2 or ZeRO-3 holds the module's parameters in shards."""
+    return isinstance(module, FSDPModule) or any(is_partitioned(p) for p in module.parameters())
+
+
+def held(tensor: Held) -> Held:
+    """A tensor as it lies here, detached, sharing its memory: whole, a DTensor or a `Partition`."""
+    if isinstance(tensor, Partition):
+        return tensor
+    if not is_partitioned(tensor):
+        return tensor.detach()
+    whole: Any = tensor
+    begin = torch.distributed.get_rank() * whole.ds_tensor.numel()
+    count = min(max(whole.ds_numel - begin, 0), whole.ds_tensor.numel())
+    return Partition(whole.ds_tensor.detach()[:count], torch.Size(whole.ds_shape))
+
+
+def copy_of(tensor: Tensor) -> Held:
+    """A copy with a memory of its own, laid out as the tensor."""
+    found = held(tensor)
+    return Partition(found.part.clone(), found.shape) if isinstance(found, Partition) else found.clone()
+
+
+def numel(tensor: Held) -> int:
+    """Numbers of the whole tensor."""
+    found = held(tensor)
+    return found.shape.numel()
+
+
+def state_dict(module: nn.Module) -> dict[str, Held]:
+    """A module's `state_dict` as it lies here."""
+    return {name: held(tensor) for name, tensor in module.state_dict(keep_vars=True).items()}
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
@@ -21,14 +97,20 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
     return next(kind for kind in type(module).__mro__ if not issubclass(kind, FSDPModule))
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Held) -> Tensor:
     """This rank's part of a tensor, sharing its memory; a plain tensor is its own part."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    found = held(tensor)
+    if isinstance(found, Partition):
+        return found.part
+    return found.to_local() if isinstance(found, DTensor) else found
 
 
-def full(tensor: Tensor) -> Tensor:
-    """The whole tensor. A collective where it is sharded."""
-    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
+def full(tensor: Held) -> Tensor:
+    """The whole tensor, detached. A collective where it is sharded."""
+    found = held(tensor)
+    if isinstance(found, Partition):
+        return found.whole()
+    return found.full_tensor() if isinstance(found, DTensor) else found
 
 
 def whole_pipeline(pipe: Any, module: Any, state: dict[str, Tensor]) -> Any:
@@ -51,7 +133,7 @@ def gathered(tree: Any) -> Any:
 
     Only rank 0 keeps them: the others get empty tensors, so that a node never holds the model once per rank.
     """
-    if isinstance(tree, DTensor):
+    if isinstance(tree, (DTensor, Partition)):
         whole = full(tree)
         return whole.cpu() if writes() else whole.new_zeros(0, device="cpu")
     if isinstance(tree, Mapping):
@@ -69,9 +151,15 @@ def like(value: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def assign(target: Tensor, value: Tensor) -> None:
+def assign(target: Held, value: Tensor) -> None:
     """target <- value, a whole tensor that is the same on all ranks."""
-    target.copy_(like(value.to(target.dtype), target))
+    if isinstance(found := held(target), Partition):
+        _let_go(target)
+        size = -(-found.shape.numel() // torch.distributed.get_world_size())
+        begin = torch.distributed.get_rank() * size
+        found.part.copy_(value.reshape(-1)[begin : begin + len(found.part)])
+    else:
+        found.copy_(like(value.to(found.dtype), found))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -87,12 +175,13 @@ def optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
 
 
 @torch.no_grad()
-def exchange(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Exchange the contents of tensors of the same layout, bitwise.
+def exchange(pairs: Iterable[tuple[Tensor, Held]]) -> None:
+    """Exchange the contents of parameters and tensors of the same layout, bitwise.
 
-    FSDP2 gathers from memory of its own that a new `.data` would not reach.
+    FSDP2 and ZeRO-3 gather from memory of their own that a new `.data` would not reach.
     """
     for one, other in pairs:
+        _let_go(one)
         mine, theirs = local(one), local(other)
         kept = mine.clone()
         mine.copy_(theirs)

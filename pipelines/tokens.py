@@ -218,7 +218,7 @@ class TokenPolicy(TrainedPolicy):
         written. A collective where the network is sharded: rank 0 writes."""
         state = self._core.state_dict()
         if sharded := shards.is_sharded(self._core):
-            state = shards.gathered(state)
+            state = shards.gathered(shards.state_dict(self._core))
             if not shards.writes():
                 return
         with quiet():

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mmrubric.errors import InputError
 from pipelines import shards
 from pipelines.policy import RowSeed, count_within
+from pipelines.shards import Held
 from pipelines.weights import WeightCopies
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -92,12 +93,12 @@ class TrainedPolicy:
         """previous <- the trained weights, or those of the copy `source`, as they are before an update."""
         self._copies.update("previous", 0.0, source)
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Held]:
         """Everything that training changes, flat, ready for safetensors: `trainable/...`, `old/...`,
         `ema/...`, `reference/...` and `version`. The tensors are the live ones: save or clone them before the
         next update; of a sharded network they are shards, see `pipelines.shards.gathered`."""
         self._copies.forbid_swap("state_dict")
-        trained = {f"trainable/{name}": p.detach() for name, p in self._trainable}
+        trained = {f"trainable/{name}": shards.held(p) for name, p in self._trainable}
         return {**trained, **self._copies.state_dict(), "version": torch.tensor(self.version)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

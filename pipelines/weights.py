@@ -2,21 +2,21 @@
 
 A swap exchanges the storage behind each parameter and copies nothing, so the optimizer, DDP and graphs of
 earlier forward passes keep their parameter objects, and the trained weights come back bitwise. Nothing is
-ever merged. Of sharded parameters (DTensors) each rank keeps and exchanges its own part; their contents change
-places, because FSDP2 gathers from memory that a new storage would not reach.
+ever merged. Of sharded parameters each rank keeps and exchanges its own part; their contents change places, because
+FSDP2 and ZeRO-3 gather from memory that a new storage would not reach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mmrubric.errors import InputError
 from pipelines import shards
+from pipelines.shards import Held
 
 COPIES = ("old", "ema", "reference", "previous")
 
@@ -41,8 +41,8 @@ class WeightCopies:
     ) -> None:
         self._parameters, self._module, self._adapter = parameters, module, adapter
         self._active: str | None = None
-        self._copies: dict[str, dict[str, Tensor]] = {
-            name: {key: p.detach().clone() for key, p in parameters}
+        self._copies: dict[str, dict[str, Held]] = {
+            name: {key: shards.copy_of(p) for key, p in parameters}
             for name in names
             if not (adapter and name == "reference")
         }
@@ -96,7 +96,7 @@ class WeightCopies:
         self.forbid_swap(f"updating the {name} weights")
         copy = self._copies[name]
         kept = [shards.local(copy[key]) for key, _ in self._parameters]
-        given = dict(self._parameters) if source is None else self._copies[source]
+        given: Mapping[str, Held] = dict(self._parameters) if source is None else self._copies[source]
         present = [shards.local(given[key]) for key, _ in self._parameters]
         if decay == 0.0:
             torch._foreach_copy_(kept, present)
@@ -108,7 +108,7 @@ class WeightCopies:
         if self._active is not None:
             raise RuntimeError(f"{what} inside weights('{self._active}'): leave that block first")
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Held]:
         """Flat tensors named `<copy>/<parameter>`."""
         return {f"{name}/{key}": value for name, copy in self._copies.items() for key, value in copy.items()}
 
@@ -125,12 +125,11 @@ class WeightCopies:
         if name not in self.names:
             raise InputError(f"the policy keeps no {name} weights: load it with load_policy(..., {name}=True)")
 
-    def _exchange(self, copy: dict[str, Tensor]) -> None:
-        spread = [(p, copy[key]) for key, p in self._parameters if isinstance(p, DTensor)]
-        shards.exchange(spread)
+    def _exchange(self, copy: dict[str, Held]) -> None:
+        shards.exchange((p, copy[key]) for key, p in self._parameters if shards.is_spread(p))
         for key, parameter in self._parameters:
-            if not isinstance(parameter, DTensor):
-                parameter.data, copy[key] = copy[key], parameter.data
+            if isinstance(kept := copy[key], Tensor) and not shards.is_spread(parameter):
+                parameter.data, copy[key] = kept, parameter.data
 
     def _enable_adapter(self, on: bool) -> None:
         from peft.tuners.tuners_utils import (

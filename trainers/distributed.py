@@ -225,7 +225,8 @@ def started_processes() -> int:
 def launch_command(processes: int, accelerator: bool, arguments: Sequence[str] | None = None) -> str:
     """The command that really starts `processes` ranks of `trainers.train` on this kind of machine."""
     use_cpu = "" if accelerator else "ACCELERATE_USE_CPU=true "
-    used = {"ACCELERATE_USE_FSDP": "fsdp2", "ACCELERATE_USE_DEEPSPEED": "deepspeed_zero2"}
+    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    used = {"ACCELERATE_USE_FSDP": "fsdp2", "ACCELERATE_USE_DEEPSPEED": f"deepspeed_zero{stage}"}
     file = next((file for name, file in used.items() if os.environ.get(name, "false").lower() == "true"), None)
     several = ""
     if processes > 1:

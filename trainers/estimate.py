@@ -62,14 +62,14 @@ def memory(
         numbers: of the model.
         precision: of the autocast and of frozen networks.
         ranks: processes.
-        sharded: FSDP2, else the whole on each rank.
-        bucket: DeepSpeed ZeRO-2: gradients averaged at once; only gradients and optimizer lie in shards.
+        sharded: FSDP2 or DeepSpeed ZeRO-3, else the whole on each rank.
+        bucket: DeepSpeed: gradients averaged at once. Where not `sharded`, gradients and optimizer still are (ZeRO-2).
         copies: kept copies of the trained weights (old, ema, reference, previous).
         checkpointing: activations are recomputed, so casts of one layer live at a time.
         offload_encoders: they are on the device only while they encode, before the first step.
     """
-    zero2 = bucket is not None
-    shards, stepped = ranks if sharded else 1, ranks if sharded or zero2 else 1
+    deepspeed = bucket is not None
+    shards, stepped = ranks if sharded else 1, ranks if sharded or deepspeed else 1
     adapter = numbers.frozen > 0
     trained = numbers.trained
     held = [
@@ -77,16 +77,18 @@ def memory(
         Held("frozen denoiser", numbers.frozen, precision, shards),
         Held(f"{copies} weight copies", copies * trained, "fp32", shards),
         # sharded adapters add up whole gradients and share them once per step, see Dist.no_sync
-        Held("gradients", trained, "fp32", 1 if adapter and not zero2 else stepped),
+        Held("gradients", trained, "fp32", 1 if adapter and not deepspeed else stepped),
         Held("Adam moments", 2 * trained, "fp32", stepped),
-        Held("the optimizer's copy of trained weights", trained if zero2 else 0, "fp32", stepped),
+        Held("the optimizer's copy of trained weights", trained if deepspeed else 0, "fp32", stepped),
         Held("frozen encoders", 0 if offload_encoders else numbers.encoders, precision),
         Held("VAE", numbers.vae, "fp32"),
     ]
-    if ranks > 1 and not sharded:
+    if ranks > 1 and (deepspeed or not sharded):
         held.append(Held("buckets of averaged gradients", trained if bucket is None else min(trained, bucket), "fp32"))
     if sharded:
-        held.append(Held("two gathered layers", 2 * numbers.block, precision if adapter else "fp32"))
+        # ZeRO-3 is set to fetch nothing ahead
+        what, layers = ("a gathered layer", 1) if deepspeed else ("two gathered layers", 2)
+        held.append(Held(what, layers * numbers.block, precision if adapter else "fp32"))
     if precision != "fp32":
         cast = min(numbers.block, trained) if checkpointing else trained
         held.append(Held("casts of trained weights for the backward pass", cast, precision))

@@ -80,7 +80,7 @@ class Trainer:
             config.model.precision,
             self.dist,
             config.rollout.importance_cap,
-            parts.check_launch(config).shard == "zero2",
+            parts.check_launch(config).shard or "none",
         )
         self.filters = filters.Chain(config.filter.use)
         self.drawer = Drawer(
@@ -311,7 +311,7 @@ class Trainer:
             metrics |= pair_metrics([v for group in groups for _, _, v in self.advantage.pairs(group)])
         elif self.config.judge.compare:
             metrics |= pair_metrics([v for group in groups for _, _, v in group.pairs or ()])
-        metrics["adapter/trainable_params"] = float(sum(p.numel() for p in self.updater.parameters))
+        metrics["adapter/trainable_params"] = float(sum(map(shards.numel, self.updater.parameters)))
         if self.dist.world > 1 and not shards.is_sharded(self.policy.module):
             metrics["dist/param_checksum_spread"] = self.dist.checksum_spread(self.updater.parameters)
         state = self.policy.state_dict() if self.config.ema.decay is not None else {}

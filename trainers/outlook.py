@@ -76,7 +76,7 @@ def _count(module: nn.Module, trained: bool = False) -> int:
 
 def _model(config: TrainConfig, accelerator: Accelerator | None) -> dict[str, Any]:
     launched = parts.check_launch(config)
-    options, sharded = config.model, launched.shard == "fsdp2"
+    options, sharded = config.model, launched.shard in ("fsdp2", "zero3")
     made = skeleton.build(options.path, options.tune, options.lora)
     numbers = count(made, sharding.block_names(made.denoiser, launched.blocks) if sharded else ())
     held = estimate.memory(
@@ -84,7 +84,7 @@ def _model(config: TrainConfig, accelerator: Accelerator | None) -> dict[str, An
         precision=options.precision,
         ranks=config.run.processes,
         sharded=sharded,
-        bucket=zero2.BUCKET if launched.shard == "zero2" else None,
+        bucket=zero2.BUCKET if launched.shard in ("zero2", "zero3") else None,
         copies=_copies(config),
         checkpointing=options.gradient_checkpointing,
         offload_encoders=options.offload_encoders,
@@ -95,7 +95,7 @@ def _model(config: TrainConfig, accelerator: Accelerator | None) -> dict[str, An
         "trainable_parameters": numbers.trained,
         "shard": launched.shard,
     }
-    if sharded and accelerator is not None:
+    if launched.shard == "fsdp2" and accelerator is not None:
         layouts = Dist().gather([Layout.of(sharding.sharder(accelerator.device, launched.blocks)(made.denoiser))])
         found["sharded"] = {
             "parameter_tensors": layouts[0].tensors,

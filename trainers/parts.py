@@ -26,7 +26,7 @@ from pipelines import shards
 from pipelines.diffusion import FlowPolicy
 from pipelines.load import check_sampler, provides, read_index, resolve
 from pipelines.policy import Policy
-from trainers import checks, prompts, sharding, zero2
+from trainers import checks, prompts, sharding, zero2, zero3
 from trainers.config import JudgeSection, TrainConfig
 from trainers.distributed import check_processes, prepare_environment
 from trainers.judge_worker import refuse_same_judge, refuse_unfit
@@ -190,7 +190,7 @@ def check_launch(config: TrainConfig) -> sharding.Asked:
         raise InputError(f"sharding ({shard}) over run.processes={config.run.processes} shards nothing: use 2 or more")
     if shard != "none" and config.model.device is not None:
         raise InputError(f"model.device={config.model.device} with sharding: each rank takes its own, leave it null")
-    if shard == "zero2":
+    if shard in ("zero2", "zero3"):
         zero2.check(config.model.precision)
     return replace(launched, shard=shard)
 
@@ -267,8 +267,10 @@ def make_policy(config: TrainConfig, device: torch.device | str | None = None) -
     Raises:
         InputError: the weights are not there, or nothing of them is trainable.
     """
-    launched = check_launch(config)
-    shard = sharding.sharder(torch.device(device or "cpu"), launched.blocks) if launched.shard == "fsdp2" else None
+    launched, own = check_launch(config), torch.device(device or "cpu")
+    shard = sharding.sharder(own, launched.blocks) if launched.shard == "fsdp2" else None
+    if launched.shard == "zero3":
+        shard = zero3.sharder(own)
     policy = pipelines.load_policy(
         config.model.path,
         tune=config.model.tune,

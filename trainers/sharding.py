@@ -21,9 +21,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from mmrubric.errors import InputError
-from pipelines.shards import local
+from pipelines.shards import is_spread, local, numel
 
-Shard = Literal["none", "fsdp2", "zero2"]
+Shard = Literal["none", "fsdp2", "zero2", "zero3"]
 _UNUSED = {
     "FSDP_OFFLOAD_PARAMS": ("true", "fsdp_offload_params: shards stay on their device"),
     "FSDP_ACTIVATION_CHECKPOINTING": ("true", "fsdp_activation_checkpointing: set model.gradient_checkpointing=true"),
@@ -61,7 +61,7 @@ def asked(environment: Mapping[str, str] | None = None) -> Asked:
     """What `accelerate launch` wrote into the environment.
 
     Raises:
-        InputError: another stage of DeepSpeed than ZeRO-2, FSDP1, or a setting that cannot be followed.
+        InputError: another stage of DeepSpeed than ZeRO-2 and ZeRO-3, FSDP1, or a setting that cannot be followed.
     """
     found = os.environ if environment is None else environment
     if found.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
@@ -82,17 +82,11 @@ def asked(environment: Mapping[str, str] | None = None) -> Asked:
 
 def _deepspeed(found: Mapping[str, str]) -> Asked:
     stage = found.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-    if stage == "3":
+    if stage not in ("2", "3"):
         raise InputError(
-            "this launch asks for DeepSpeed ZeRO-3, which trainers.train does not drive: DeepSpeed would hold the "
-            "weights, and named copies of them (reference, old, average) are swapped in between forwards. Use "
-            "--config_file configs/accelerate/fsdp2.yaml, which shards what ZeRO-3 shards, or deepspeed_zero2.yaml, "
-            "which shares gradients and optimizer"
-        )
-    if stage != "2":
-        raise InputError(
-            f"this launch asks for DeepSpeed with zero_stage {stage}: set zero_stage: 2, as in "
-            "configs/accelerate/deepspeed_zero2.yaml, or launch with ddp.yaml, where nothing is shared"
+            f"this launch asks for DeepSpeed with zero_stage {stage}: set zero_stage: 2 or 3, as in "
+            "configs/accelerate/deepspeed_zero2.yaml and deepspeed_zero3.yaml, or launch with ddp.yaml, where nothing "
+            "is shared"
         )
     wrong = [
         f"{name}={found[key]} ({way})"
@@ -101,7 +95,7 @@ def _deepspeed(found: Mapping[str, str]) -> Asked:
     ]
     if wrong:
         raise InputError("this launch asks of DeepSpeed what cannot be followed: " + "; ".join(wrong))
-    return Asked("zero2")
+    return Asked("zero3" if stage == "3" else "zero2")
 
 
 @contextmanager
@@ -196,8 +190,8 @@ class Layout:
         """Count a module's parameters; they may be on `meta`."""
         parameters = list(module.parameters())
         return cls(
-            parameters=sum(p.numel() for p in parameters),
+            parameters=sum(map(numel, parameters)),
             tensors=len(parameters),
-            dtensors=sum(isinstance(p, DTensor) for p in parameters),
+            dtensors=sum(map(is_spread, parameters)),
             local_bytes=sum(local(p).numel() * p.element_size() for p in parameters),
         )

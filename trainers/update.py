@@ -21,8 +21,10 @@ from trainers.distributed import Dist
 from trainers.losses import Batch, Loss, LossOut, weighted_sum
 from trainers.losses.kl import KL
 from trainers.metrics import Means, add_replay
+from trainers.sharding import Shard
 from trainers.timesteps import level_noise, noise_levels, trained_steps
 from trainers.zero2 import Zero2
+from trainers.zero3 import Zero3
 
 RECOMPUTED = {"old_log_prob": "log_prob", "old_mean": "mean", "old_value": "value"}
 """Fields of `Batch` from the policy before the update, and the fields of `StepOut` that they are."""
@@ -88,7 +90,7 @@ class Updater:
         dist: the ranks.
         importance_cap: largest weight of a sample (token) by the ratio of the policy before the update to what
             sampled it.
-        zero2: DeepSpeed shares gradients and optimizer over the ranks.
+        shard: with zero2 and zero3 DeepSpeed shares gradients and optimizer over the ranks.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Updater:
         precision: str = "fp32",
         dist: Dist | None = None,
         importance_cap: float = 3.0,
-        zero2: bool = False,
+        shard: Shard = "none",
     ) -> None:
         self.importance_cap = importance_cap
         self.policy, self.loss, self.kl, self.dist = policy, loss, kl, dist or Dist()
@@ -114,7 +116,13 @@ class Updater:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay
         )
-        self.zero2 = Zero2(self.parameters, self.optimizer, optim.grad_clip) if zero2 else None
+        self.engine: Zero2 | Zero3 | None = None
+        if shard == "zero2":
+            self.engine = Zero2(self.parameters, self.optimizer, optim.grad_clip)
+        elif shard == "zero3":
+            driven = Zero3(policy.module, self.parameters, self.optimizer, optim.grad_clip)
+            policy.wrap(lambda _: driven.engine)
+            self.engine = driven
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.made = 0
         """Optimizer steps since the start of the run."""
@@ -317,8 +325,8 @@ class Updater:
                     total, out.metrics = total + distance.loss, out.metrics | distance.metrics
                 scalar = weighted_sum(total, weight, plan.normaliser, self.dist.world)
                 # Backward here, not after the loop: the graph of one micro-batch lives at a time.
-                if self.zero2 is not None:
-                    self.zero2.backward(scalar, number == last)
+                if self.engine is not None:
+                    self.engine.backward(scalar, number == last)
                 else:
                     self.scaler.scale(scalar).backward()
             log.add_all(out.metrics, weight)
@@ -353,9 +361,9 @@ class Updater:
         warm = self.optim.warmup
         for group in self.optimizer.param_groups:
             group["lr"] = self.optim.lr * rate * (min(1.0, (self.made + 1) / warm) if warm else 1.0)
-        norm = self._clip() if self.zero2 is None else self.zero2.step()
+        norm = self._clip() if self.engine is None else self.engine.step()
         finite = math.isfinite(norm) or self.scaler.is_enabled()
-        if finite and self.zero2 is None:
+        if finite and self.engine is None:
             self.scaler.step(self.optimizer)
         elif not finite:
             raise RunError(f"the gradient norm is {norm}: the update would destroy the weights, so it was not made")
@@ -375,15 +383,15 @@ class Updater:
     def state_dict(self) -> dict:
         """Optimizer, grad scaler and counter."""
         return {
-            "optimizer": (self.zero2 or self.optimizer).state_dict(),
+            "optimizer": (self.engine or self.optimizer).state_dict(),
             "scaler": self.scaler.state_dict(),
             "made": self.made,
         }
 
     def load_state_dict(self, state: dict) -> None:
         """Inverse of `state_dict`."""
-        if self.zero2 is not None:
-            self.zero2.load_state_dict(state["optimizer"])
+        if self.engine is not None:
+            self.engine.load_state_dict(state["optimizer"])
         else:
             self.optimizer.load_state_dict(shards.optimizer_state(self.optimizer, state["optimizer"]))
         self.scaler.load_state_dict(state["scaler"])

@@ -32,11 +32,11 @@ def check(precision: str) -> None:
     """
     if importlib.util.find_spec("deepspeed") is None:
         raise InputError(
-            "sharding by zero2 needs the package deepspeed: pip install 'mmrubric[deepspeed]', or launch with "
+            "sharding by DeepSpeed needs the package deepspeed: pip install 'mmrubric[deepspeed]', or launch with "
             "configs/accelerate/fsdp2.yaml, which needs nothing more and shares the weights too"
         )
     if precision == "fp16":
-        raise InputError("model.precision=fp16 with zero2: gradients are not scaled there, use bf16 or fp32")
+        raise InputError("model.precision=fp16 with DeepSpeed: gradients are not scaled there, use bf16 or fp32")
 
 
 class _Trained(nn.Module):
@@ -61,20 +61,9 @@ class Zero2:
 
     def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, limit: float | None):
         self._parameters, self._optimizer = list(parameters), optimizer
-        ranks, total = torch.distributed.get_world_size(), sum(p.numel() for p in parameters)
-        self._engine = _engine(
-            _Trained(self._parameters),
-            optimizer,
-            {
-                "train_batch_size": ranks,
-                "train_micro_batch_size_per_gpu": 1,
-                "gradient_accumulation_steps": 1,
-                "gradient_clipping": limit or 0.0,
-                "steps_per_print": None,
-                "zero_allow_untested_optimizer": True,
-                "zero_optimization": {"stage": 2, "reduce_bucket_size": min(total, BUCKET)},
-            },
-        )
+        options = {"stage": 2, "reduce_bucket_size": min(sum(p.numel() for p in parameters), BUCKET)}
+        trained = _Trained(self._parameters)
+        self._engine = make_engine(parameters[0].device, trained, optimizer, config(options, limit))
         start, offset = self._parameters[0].data_ptr(), 0
         for parameter in self._parameters:
             if parameter.data_ptr() != start + 4 * offset:
@@ -136,8 +125,22 @@ class Zero2:
             first += parameter.numel()
 
 
-def _engine(model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> Any:
-    on_cpu = next(model.parameters()).device.type == "cpu"
+def config(zero: dict[str, Any], limit: float | None) -> dict[str, Any]:
+    """DeepSpeed's settings of a run that accumulates and schedules by itself; `zero`: those of ZeRO."""
+    return {
+        "train_batch_size": torch.distributed.get_world_size(),
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": limit or 0.0,
+        "steps_per_print": None,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": zero,
+    }
+
+
+def load(device: torch.device) -> Any:
+    """The package deepspeed, on the process group that is there."""
+    on_cpu = device.type == "cpu"
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     deepspeed: Any = importlib.import_module("deepspeed")
@@ -147,4 +150,11 @@ def _engine(model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[st
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = torch.distributed.get_backend()
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, dist_init_required=False)
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=options)[0]
+    return deepspeed
+
+
+def make_engine(
+    device: torch.device, model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]
+) -> Any:
+    """DeepSpeed's engine."""
+    return load(device).initialize(model=model, optimizer=optimizer, config=options)[0]

@@ -42,7 +42,7 @@ def _probe(trainer: Trainer, weights: str) -> str:
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(local(t).numel() * t.element_size() for t in tensors)
+    return sum(part.numel() * part.element_size() for part in map(local, tensors))
 
 
 def _state(trainer: Trainer) -> tuple[dict[str, torch.Tensor], Any]:

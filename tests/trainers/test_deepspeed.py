@@ -1,4 +1,4 @@
-"""Two ranks under DeepSpeed ZeRO-2: the numbers of one process, optimizer states in halves, checkpoints for any number
+"""Two ranks under DeepSpeed ZeRO-2 and ZeRO-3: the numbers of one process, states in halves, checkpoints for any number
 of ranks."""
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from tests.trainers.toys import settings, train
 from trainers import estimate, parts, sharding, zero2
 from trainers.checkpoint import CheckpointStore
 
-FILE = ROOT / "configs" / "accelerate" / "deepspeed_zero2.yaml"
+STAGES = ("2", "3")
+FILES = {stage: ROOT / "configs" / "accelerate" / f"deepspeed_zero{stage}.yaml" for stage in STAGES}
 KINDS: dict[str, dict[str, Any]] = {"full": {}, "lora": {}, "reference": {"ema__decay": None}}
 """Runs of `ranks.KINDS`, with changes: what is exported without an average are DeepSpeed's own tensors."""
 STOPPED = 2
 TOLERANCE = 1e-5
 """Largest difference of a weight from one process. Measured: 7e-7 (full), 6e-8 (lora), 3e-6 (reference), the last at a
-weight whose gradient is 1/200 of the largest of its tensor: Adam divides by it, so rounding grows."""
+weight whose gradient is 1/200 of the largest of its tensor: Adam divides by it, so rounding grows. ZeRO-3: 7e-7, 3e-8,
+3e-6."""
 LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
@@ -46,15 +48,28 @@ needs_deepspeed = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory with the runs `<kind>-1` and `<kind>-2`, with `halved`, which stopped after 2 of 5 steps and went on,
-    and with `joined`, which one process began and two ended."""
-    directory = tmp_path_factory.mktemp("zero2")
-    files = []
+def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory with the runs `<kind>-1` of one process."""
+    directory = tmp_path_factory.mktemp("alone")
     for kind, changes in KINDS.items():
         train(load(made(directory, tiny_model, kind, f"{kind}-1", **changes)))
-        # what the launch configuration asks for is what happens: model.shard is left null
-        files.append(made(directory, tiny_model, kind, f"{kind}-2", run__processes=2, **changes))
+    return directory / "runs"
+
+
+@pytest.fixture(scope="module", params=STAGES, ids=lambda stage: f"zero{stage}")
+def stage(request: pytest.FixtureRequest) -> str:
+    """Of ZeRO."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def runs(stage: str, alone: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory with the runs of one process and with `<kind>-2` of two ranks, with `halved`, which stopped after 2 of
+    5 steps and went on, and with `joined`, which one process began and two ended."""
+    directory = tmp_path_factory.mktemp(f"zero{stage}")
+    shutil.copytree(alone, directory / "runs")
+    # what the launch configuration asks for is what happens: model.shard is left null
+    files = [made(directory, tiny_model, k, f"{k}-2", run__processes=2, **changes) for k, changes in KINDS.items()]
     for steps in (STOPPED, 5):
         file = made(
             directory, tiny_model, "full", "halved", run__processes=2, run__steps=steps, run__resume="auto", run__keep=5
@@ -62,7 +77,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         files.append(file.rename(directory / f"halved-{steps}.yaml"))
     train(load(made(directory, tiny_model, "full", "joined", run__steps=STOPPED)))
     files.append(made(directory, tiny_model, "full", "joined", run__processes=2, run__resume="auto"))
-    finish(launch(2, str(SCRIPT), *map(str, files), config=FILE))
+    finish(launch(2, str(SCRIPT), *map(str, files), config=FILES[stage]))
     return directory / "runs"
 
 
@@ -75,9 +90,9 @@ def _gap(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> floa
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_equal_one_process(kind: str, runs: Path) -> None:
+def test_two_ranks_equal_one_process(kind: str, stage: str, runs: Path) -> None:
     ours, theirs = tensors(runs / f"{kind}-1"), tensors(runs / f"{kind}-2")
-    print(f"{kind}: largest difference {_gap(ours, theirs):.1e}")
+    print(f"{kind} zero{stage}: largest difference {_gap(ours, theirs):.1e}")
     assert _gap(ours, theirs) <= TOLERANCE
     # and the runs moved, by more than the tolerance
     kept = "reference" if kind == "reference" else "ema"
@@ -85,21 +100,26 @@ def test_two_ranks_equal_one_process(kind: str, runs: Path) -> None:
     assert _gap(trained, {k: theirs[f"{kept}/{k}"] for k in trained}) > 40 * TOLERANCE
     for one, two in zip(metrics(runs / f"{kind}-1"), metrics(runs / f"{kind}-2"), strict=True):
         assert one["optim/grad_norm"] == pytest.approx(two["optim/grad_norm"], rel=1e-3)
-        assert two["dist/param_checksum_spread"] == 0  # the weights are whole, and the same, on both
+        assert one["adapter/trainable_params"] == two["adapter/trainable_params"] > 0
+        # where the weights are whole, they are the same on both
+        assert two.get("dist/param_checksum_spread") == (0 if stage == "2" else None)
 
 
 @needs_deepspeed
 @pytest.mark.slow
 @pytest.mark.processes
-def test_each_rank_holds_half_of_the_moments_and_the_reference_never_moves(runs: Path) -> None:
+def test_each_rank_holds_its_half_and_the_reference_never_moves(stage: str, runs: Path) -> None:
     for kind in KINDS:
         both = facts(runs / f"{kind}-2", 2)
         for fact in both:
-            assert fact["layout"]["dtensors"] == 0
-            whole = fact["trained_bytes"]
-            assert fact["copy_bytes"] == {"full": 1, "lora": 2, "reference": 2}[kind] * whole
-            # one more number per rank where it is odd, and DeepSpeed aligns its buffer
-            assert whole / 2 <= fact["moment_bytes"] <= whole / 2 + 64
+            layout, mine = fact["layout"], fact["trained_bytes"]
+            assert layout["dtensors"] == (layout["tensors"] if stage == "3" else 0)
+            held = sum(each["layout"]["local_bytes"] for each in both)
+            assert held == 4 * layout["parameters"] * (1 if stage == "3" else 2)
+            assert fact["copy_bytes"] == {"full": 1, "lora": 2, "reference": 2}[kind] * mine
+            # a number or two more per rank (ZeRO-3: and tensor) where it is odd, and DeepSpeed aligns its buffer
+            half, most = (mine, 4 * layout["tensors"]) if stage == "3" else (mine / 2, 0)
+            assert half <= fact["moment_bytes"] <= half + 64 + most
             assert len(set(fact["reference"])) == (kind != "full") and fact["export_changed_nothing"]
             assert fact["sampled"] not in fact["reference"]
         assert both[0]["sampled"] == both[1]["sampled"] and both[0]["reference"] == both[1]["reference"]
@@ -122,11 +142,11 @@ def test_resume_is_bitwise(runs: Path) -> None:
 def test_checkpoints_are_those_of_one_process(runs: Path, tiny_model: Path) -> None:
     # begun by one process and ended by two ranks, and the other way round
     assert _gap(tensors(runs / "full-1"), tensors(runs / "joined")) <= TOLERANCE
-    shutil.copytree(runs / "halved", runs / "alone")  # metrics and record go on with the checkpoint
-    begun = CheckpointStore(runs / "alone" / "checkpoints").all()[0]
+    shutil.copytree(runs / "halved", runs / "ended")  # metrics and record go on with the checkpoint
+    begun = CheckpointStore(runs / "ended" / "checkpoints").all()[0]
     assert begun.step == STOPPED
-    train(load(made(runs.parent, tiny_model, "full", "alone", run__resume=str(begun.path))))
-    assert _gap(tensors(runs / "full-1"), tensors(runs / "alone")) <= TOLERANCE
+    train(load(made(runs.parent, tiny_model, "full", "ended", run__resume=str(begun.path))))
+    assert _gap(tensors(runs / "full-1"), tensors(runs / "ended")) <= TOLERANCE
     ours, theirs = (CheckpointStore(runs / n / "checkpoints").all()[-1].load() for n in ("full-1", "full-2"))
     ours, theirs = (state["updater"]["optimizer"] for state in (ours, theirs))
     assert ours["state"].keys() == theirs["state"].keys()
@@ -156,7 +176,8 @@ def test_the_exported_model_is_plain_diffusers(runs: Path) -> None:
 @needs_deepspeed
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_token_model_and_its_value_head_train_as_on_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", FILES.values(), ids=lambda file: file.stem)
+def test_a_token_model_and_its_value_head_train_as_on_one_process(file: Path, tmp_path: Path) -> None:
     model, files = tiny_janus_directory(tmp_path / "janus"), []
     for ranks in (1, 2):
         config = settings(
@@ -167,7 +188,7 @@ def test_a_token_model_and_its_value_head_train_as_on_one_process(tmp_path: Path
         files.append(tmp_path / f"ppo-{ranks}.yaml")
         save_config(config, files[-1])
     train(load(files[0]))
-    finish(launch(2, "-m", "tests.trainers.toys", str(files[1]), config=FILE))
+    finish(launch(2, "-m", "tests.trainers.toys", str(files[1]), config=file))
     ours, theirs = (tensors(tmp_path / "runs" / f"ppo-{ranks}") for ranks in (1, 2))
     assert "trainable/value_head.weight" in ours and _gap(ours, theirs) <= TOLERANCE
     moved = max(float((v - ours[f"ema/{k[10:]}"]).abs().max()) for k, v in ours.items() if k.startswith("trainable/"))
@@ -177,15 +198,16 @@ def test_a_token_model_and_its_value_head_train_as_on_one_process(tmp_path: Path
 @needs_deepspeed
 @pytest.mark.slow
 @pytest.mark.processes
-def test_clipped_steps_are_those_of_torch_and_a_gradient_that_is_not_finite_changes_nothing() -> None:
-    assert "as torch" in finish(launch(2, str(SCRIPT.with_name("zero2_steps.py")), config=FILE))
+@pytest.mark.parametrize("stage", STAGES)
+def test_clipped_steps_are_those_of_torch_and_a_gradient_that_is_not_finite_changes_nothing(stage: str) -> None:
+    assert "as torch" in finish(launch(2, str(SCRIPT.with_name("deepspeed_steps.py")), stage, config=FILES[stage]))
 
 
 def test_what_a_launch_may_ask_of_deepspeed() -> None:
     assert sharding.asked(LAUNCHED) == sharding.Asked("zero2")
+    assert sharding.asked({**LAUNCHED, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}) == sharding.Asked("zero3")
     for change, message in [
-        ({"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, r"ZeRO-3.*configs/accelerate/fsdp2\.yaml"),
-        ({"ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"}, r"zero_stage 1: set zero_stage: 2"),
+        ({"ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"}, r"zero_stage 1: set zero_stage: 2 or 3"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "1.0"}, r"gradient_clipping=1\.0.*optim\.grad_clip"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, r"gradient_accumulation_steps=4.*optim\.batch_size"),
         ({"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"}, r"offload_optimizer_device=cpu"),
@@ -203,20 +225,28 @@ def test_memory_of_a_rank_is_counted() -> None:
         "trained weights": 400, "1 weight copies": 400, "gradients": 200, "Adam moments": 400,
         "the optimizer's copy of trained weights": 200, "buckets of averaged gradients": 240,
     }  # fmt: skip
+    # ZeRO-3 halves weights and average as well, and gathers a layer of 30 while it runs
+    numbers = estimate.Numbers(trained=100, block=30)
+    held = estimate.memory(numbers, precision="fp32", ranks=2, bucket=60, copies=1, sharded=True)
+    assert {item.what: item.bytes for item in held} == {
+        "trained weights": 200, "1 weight copies": 200, "gradients": 200, "Adam moments": 400,
+        "the optimizer's copy of trained weights": 200, "buckets of averaged gradients": 240, "a gathered layer": 120,
+    }  # fmt: skip
 
 
-def test_what_zero2_cannot_do_is_refused_before_weights(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_deepspeed_cannot_do_is_refused_before_weights(
+    stage: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in LAUNCHED.items():
+    for name, value in {**LAUNCHED, "ACCELERATE_DEEPSPEED_ZERO_STAGE": stage}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=r"sharding \(zero2\) over run\.processes=1 shards nothing"):
+    with pytest.raises(InputError, match=rf"sharding \(zero{stage}\) over run\.processes=1 shards nothing"):
         parts.check_launch(settings(tmp_path, tiny_model))
     found: list[Any] = [None]
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: found[0])
     with pytest.raises(InputError, match=r"mmrubric\[deepspeed\].*configs/accelerate/fsdp2\.yaml"):
         parts.check_launch(settings(tmp_path, tiny_model, run__processes=2))
     found[0] = object()
-    assert parts.check_launch(settings(tmp_path, tiny_model, run__processes=2)).shard == "zero2"
-    with pytest.raises(InputError, match=r"model\.precision=fp16 with zero2"):
+    assert parts.check_launch(settings(tmp_path, tiny_model, run__processes=2)).shard == f"zero{stage}"
+    with pytest.raises(InputError, match=r"model\.precision=fp16 with DeepSpeed"):
         parts.check_launch(settings(tmp_path, tiny_model, run__processes=2, model__precision="fp16"))

@@ -1,0 +1,75 @@
+"""`accelerate launch tests/trainers/deepspeed_steps.py STAGE`: steps of a small network under ZeRO against torch's own
+clipping and AdamW on the mean gradient of all ranks. Prints "as torch" on rank 0."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+CLIP = 0.05
+
+
+def _network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 13), nn.GELU(), nn.Linear(13, 3))  # 146 numbers: no even halves of a tensor
+
+
+def main(stage: str) -> int:
+    """Three steps of two micro-batches; then a gradient that is not a number on one rank, which must change nothing."""
+    from pipelines import shards
+    from trainers.sharding import hidden
+    from trainers.train import session
+    from trainers.zero2 import MOMENTS, Zero2
+    from trainers.zero3 import Zero3, sharder
+
+    def moments() -> dict[int, dict[str, Tensor]]:
+        found = zero.state_dict()["state"]
+        assert all(float(kept["step"]) == 3 for kept in found.values())
+        return {number: {name: shards.full(kept[name]) for name in MOMENTS} for number, kept in found.items()}
+
+    with hidden(), session():
+        ranks = Accelerator()
+        network, plain = _network(), _network()
+        if stage == "3":
+            sharder(torch.device("cpu"))(network)
+        ours, theirs = list(network.parameters()), list(plain.parameters())
+        optimizer, expected = (torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1) for p in (ours, theirs))
+        call: Any = network
+        if stage == "3":
+            zero = Zero3(network, ours, optimizer, CLIP)
+            call = zero.engine
+        else:
+            zero = Zero2(ours, optimizer, CLIP)
+        batches = torch.randn(3, 2, ranks.num_processes, 5, 7)
+        for step in batches:
+            for number, batch in enumerate(step):
+                zero.backward(call(batch[ranks.process_index]).square().mean(), last=number == 1)
+                for part in batch:
+                    (plain(part).square().mean() / len(batch)).backward()
+            norm = float(nn.utils.clip_grad_norm_(theirs, CLIP))
+            assert norm > 2 * CLIP and math.isclose(zero.step(), norm, rel_tol=1e-5)
+            expected.step()
+            expected.zero_grad()
+            assert all(torch.allclose(shards.full(a), b, rtol=0, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
+        before, weights = moments(), [shards.full(p).clone() for p in ours]
+        for number, parameter in enumerate(theirs):
+            for name in MOMENTS:
+                assert torch.allclose(before[number][name], expected.state[parameter][name], rtol=1e-4, atol=1e-9)
+        zero.backward(call(batches[0, 0, 0]).sum() * (math.nan if ranks.process_index else 1.0), last=True)
+        assert not math.isfinite(zero.step())
+        after = moments()
+        assert all(torch.equal(shards.full(p), w) for p, w in zip(ours, weights, strict=True))
+        assert all(torch.equal(after[n][name], before[n][name]) for n in after for name in MOMENTS)
+        ranks.print("as torch")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,116 @@
+"""DeepSpeed ZeRO-3: weights, gradients and optimizer in 1/N on each of N ranks.
+
+A layer's weights are gathered before it runs and let go after it. Nothing is fetched ahead, kept for the backward pass
+or held whole because it is small: weights are swapped between forwards (`pipelines.weights`), and what is gathered by
+then would be the weights from before. DeepSpeed's engine stands where DDP's wrapper would, and the policy calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipelines import shards
+from trainers import zero2
+from trainers.zero2 import MOMENTS
+
+OPTIONS = {
+    "stage": 3,
+    "stage3_param_persistence_threshold": 0,
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_max_reuse_distance": 0,
+    # it would replace torch.nn.functional.linear for the whole process
+    "memory_efficient_linear": False,
+}
+
+
+def sharder(device: torch.device) -> Callable[[nn.Module], nn.Module]:
+    """A function that shards a module over all ranks, in place, for `load_policy(shard=...)`. It runs once `Zero3` has
+    it."""
+
+    def shard(module: nn.Module) -> nn.Module:
+        zero2.load(device).zero.Init(module=module, config_dict_or_path=_config(1, None))
+        plain = [name for name, p in module.named_parameters() if not shards.is_partitioned(p)]
+        if plain:
+            raise RuntimeError(f"sharding was asked for, but {len(plain)} parameters are whole: {plain[:3]}")
+        return module
+
+    return shard
+
+
+class Zero3:
+    """The engine of a run. All ranks make it, and call its methods, together.
+
+    Args:
+        module: the network, from `sharder`.
+        parameters: what trains of it, float32; they stay the objects that they are.
+        optimizer: AdamW over them, in one group. From now on DeepSpeed gives it this rank's parts.
+        limit: gradients are clipped to this norm; None = not.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        limit: float | None,
+    ) -> None:
+        self._parameters, self._optimizer = list(parameters), optimizer
+        total = sum(map(shards.numel, parameters))
+        device = parameters[0].device
+        self.engine: Any = zero2.make_engine(device, module, optimizer, _config(min(total, zero2.BUCKET), limit))
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the gradients of a micro-batch, averaged over ranks; `last`: a step follows."""
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss)
+
+    def step(self) -> float:
+        """Clip, step and clear. Returns the norm of the gradients before clipping, over all ranks; where it is not
+        finite, no weight has changed."""
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state as one process has it, per parameter, in parts: see `pipelines.shards.gathered`."""
+        (group,) = self._optimizer.param_groups
+        state: dict[int, dict[str, Any]] = {}
+        for number, parameter in enumerate(self._parameters):
+            if kept := self._optimizer.state.get(self._flat(parameter)):
+                part = shards.held(parameter)
+                assert isinstance(part, shards.Partition)
+                moments = {name: self._local(parameter, name)[: len(part.part)] for name in MOMENTS}
+                parts = {name: shards.Partition(moment, part.shape) for name, moment in moments.items()}
+                state[number] = {"step": kept["step"].clone(), **parts}
+        return {"state": state, "param_groups": [{**group, "params": list(range(len(self._parameters)))}]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict` with whole tensors, after the parameters have got their values. Of an optimizer of
+        one process too."""
+        for number, parameter in enumerate(self._parameters):
+            self._local(parameter, None).copy_(parameter.ds_tensor)  # pyright: ignore[reportAttributeAccessIssue]
+            if state["state"]:
+                found, flat = state["state"][number], self._flat(parameter)
+                kept = self._optimizer.state[flat]
+                kept.setdefault("step", found["step"].clone())
+                for name in MOMENTS:
+                    kept.setdefault(name, torch.zeros_like(flat))
+                    whole = found[name].to(flat.device)
+                    shards.assign(shards.Partition(self._local(parameter, name), whole.shape), whole)
+
+    def _flat(self, parameter: nn.Parameter) -> Tensor:
+        """The float32 buffer that a parameter's part lies in; the key of the optimizer's state."""
+        inner = self.engine.optimizer
+        return inner.fp32_partitioned_groups_flat[inner.grad_position[inner.get_param_id(parameter)][0]]
+
+    def _local(self, parameter: nn.Parameter, moment: str | None) -> Tensor:
+        """What the optimizer keeps of a parameter's part, filled up as it is: its value, or a moment."""
+        return self.engine.optimizer.get_local_fp32_param(parameter, moment)
+
+
+def _config(bucket: int, limit: float | None) -> dict[str, Any]:
+    return zero2.config({**OPTIONS, "reduce_bucket_size": bucket}, limit)
