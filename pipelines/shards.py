@@ -27,12 +27,12 @@ class Partition:
 
     def whole(self) -> Tensor:
         """A collective."""
-        size = -(-self.shape.numel() // torch.distributed.get_world_size())
-        mine = self.part.new_zeros(size)
+        ranks = torch.distributed.get_world_size()
+        mine = self.part.new_zeros(-(-self.shape.numel() // ranks))
         mine[: len(self.part)] = self.part
-        every = mine.new_empty(size * torch.distributed.get_world_size())
-        torch.distributed.all_gather_into_tensor(every, mine)
-        return every[: self.shape.numel()].view(self.shape)
+        every = [torch.empty_like(mine) for _ in range(ranks)]
+        torch.distributed.all_gather(every, mine)
+        return torch.cat(every)[: self.shape.numel()].view(self.shape)
 
 
 Held = Tensor | Partition

@@ -23,6 +23,7 @@ FILES = (
     "tests/pipelines/test_tokens.py",
     "tests/pipelines/test_token_ranks.py",
     "tests/trainers/test_architectures.py",
+    "tests/trainers/test_deepspeed.py",
     "tests/trainers/test_sharded_models.py",
     "tests/trainers/test_sharding.py",
     "tests/trainers/test_token_loop.py",
@@ -114,7 +115,12 @@ FLOW_OR_DDIM = {
     "FSDP2": Row.of(
         "Two ranks that hold the weights in shards equal one process.",
         Check("test_ranks_equal_one_process", "fsdp2", "sd3"),
-        Check("test_other_models_in_shards_equal_the_whole"),
+        Check("test_other_models_in_shards_equal_the_whole", "fsdp2"),
+    ),
+    "ZeRO-3": Row.of(
+        "The same under DeepSpeed ZeRO-3.",
+        Check("test_two_ranks_equal_one_process", "zero3", "sd3"),
+        Check("test_other_models_in_shards_equal_the_whole", "zero3"),
     ),
 }
 TOKENS = {
@@ -175,6 +181,10 @@ TOKENS = {
     "FSDP2": Row.of(
         "Two ranks that hold the weights in shards equal one process.",
         Check("test_tf46_two_ranks_train_as_one_process"),
+    ),
+    "ZeRO-3": Row.of(
+        "The same under DeepSpeed ZeRO-3.",
+        Check("test_a_token_model_and_its_value_head_train_as_on_one_process", "zero3"),
     ),
 }
 

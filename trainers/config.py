@@ -65,8 +65,9 @@ class ModelSection(Section, EngineOptions):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     shard: Shard | None = None
-    """fsdp2: weights, gradients, optimizer and weight copies in 1/N on each of N ranks; zero2: gradients and optimizer,
-    by DeepSpeed; none: whole on each. null takes what `accelerate launch` was configured for."""
+    """fsdp2: weights, gradients, optimizer and weight copies in 1/N on each of N ranks; zero3: the same by DeepSpeed;
+    zero2: gradients and optimizer, by DeepSpeed; none: whole on each. null takes what `accelerate launch` was
+    configured for."""
 
     @property
     def engine(self) -> EngineOptions:

@@ -121,7 +121,7 @@ class Updater:
             self.engine = Zero2(self.parameters, self.optimizer, optim.grad_clip)
         elif shard == "zero3":
             driven = Zero3(policy.module, self.parameters, self.optimizer, optim.grad_clip)
-            policy.wrap(lambda _: driven.engine)
+            policy.wrap(lambda _: driven.module)
             self.engine = driven
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.made = 0

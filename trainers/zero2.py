@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -145,6 +146,8 @@ def load(device: torch.device) -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     deepspeed: Any = importlib.import_module("deepspeed")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # it calls collectives by names that torch is about to drop
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if on_cpu:
         # a collective in shared memory that would be compiled now, for a minute or more; gloo has what is needed
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -2,7 +2,8 @@
 
 A layer's weights are gathered before it runs and let go after it. Nothing is fetched ahead, kept for the backward pass
 or held whole because it is small: weights are swapped between forwards (`pipelines.weights`), and what is gathered by
-then would be the weights from before. DeepSpeed's engine stands where DDP's wrapper would, and the policy calls it.
+then would be the weights from before. DeepSpeed's engine stands where DDP's wrapper would, and the policy calls it;
+precision stays the policy's autocast.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ OPTIONS = {
     "stage3_param_persistence_threshold": 0,
     "stage3_prefetch_bucket_size": 0,
     "stage3_max_reuse_distance": 0,
+    # no stream of its own, which would gather beside what swaps
+    "overlap_comm": False,
     # it would replace torch.nn.functional.linear for the whole process
     "memory_efficient_linear": False,
 }
@@ -39,6 +42,33 @@ def sharder(device: torch.device) -> Callable[[nn.Module], nn.Module]:
         return module
 
     return shard
+
+
+class _Network(nn.Module):
+    """The network under the autocast of who called the engine, which ends any autocast that is not its own."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.dtype: torch.dtype | None = None
+
+    def forward(self, device: str, *inputs: Any, **options: Any) -> Any:
+        with torch.autocast(device, dtype=self.dtype, enabled=self.dtype is not None):
+            return self.network(*inputs, **options)
+
+
+class _Engine(nn.Module):
+    """DeepSpeed's engine as the policy calls it."""
+
+    def __init__(self, engine: nn.Module, network: _Network) -> None:
+        super().__init__()
+        self.engine, self.network = engine, network
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        kind = next(self.engine.parameters()).device.type
+        self.network.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        with torch.autocast(kind, enabled=False):
+            return self.engine(kind, *inputs, **options)
 
 
 class Zero3:
@@ -60,19 +90,21 @@ class Zero3:
     ) -> None:
         self._parameters, self._optimizer = list(parameters), optimizer
         total = sum(map(shards.numel, parameters))
-        device = parameters[0].device
-        self.engine: Any = zero2.make_engine(device, module, optimizer, _config(min(total, zero2.BUCKET), limit))
+        options, network = _config(min(total, zero2.BUCKET), limit), _Network(module)
+        self._engine = zero2.make_engine(parameters[0].device, network, optimizer, options)
+        self.module = _Engine(self._engine, network)
+        """What to call in place of the network."""
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the gradients of a micro-batch, averaged over ranks; `last`: a step follows."""
-        self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss)
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss)
 
     def step(self) -> float:
         """Clip, step and clear. Returns the norm of the gradients before clipping, over all ranks; where it is not
         finite, no weight has changed."""
-        self.engine.step()
-        return float(self.engine.get_global_grad_norm())
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm())
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state as one process has it, per parameter, in parts: see `pipelines.shards.gathered`."""
@@ -104,12 +136,12 @@ class Zero3:
 
     def _flat(self, parameter: nn.Parameter) -> Tensor:
         """The float32 buffer that a parameter's part lies in; the key of the optimizer's state."""
-        inner = self.engine.optimizer
+        inner = self._engine.optimizer
         return inner.fp32_partitioned_groups_flat[inner.grad_position[inner.get_param_id(parameter)][0]]
 
     def _local(self, parameter: nn.Parameter, moment: str | None) -> Tensor:
         """What the optimizer keeps of a parameter's part, filled up as it is: its value, or a moment."""
-        return self.engine.optimizer.get_local_fp32_param(parameter, moment)
+        return self._engine.optimizer.get_local_fp32_param(parameter, moment)
 
 
 def _config(bucket: int, limit: float | None) -> dict[str, Any]:

@@ -358,8 +358,9 @@ def table(found: dict[str, list[dict[str, Any]]], difference: float, steps: int)
             "",
             *lines,
             "",
-            f"Largest difference between the weights of all rows but the last at the end: {difference:.1e}. They do the "
-            "same arithmetic: a guided model call per sampling step, and one with its backward pass per trained step.",
+            f"Largest difference between the weights of all rows but the last at the end: {difference:.1e}. They do "
+            "the same arithmetic: a guided model call per sampling step, and one with its backward pass per trained "
+            "step.",
             "",
         ]
     )

@@ -20,6 +20,12 @@ def _network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(7, 13), nn.GELU(), nn.Linear(13, 3))  # 146 numbers: no even halves of a tensor
 
 
+def _as_on_a_gpu() -> None:
+    """DeepSpeed ends the autocast around a forward. It asks for that of CUDA, so on a CPU it would not."""
+    found: Any = torch.is_autocast_enabled
+    torch.is_autocast_enabled = lambda kind="cpu": found(kind)
+
+
 def main(stage: str) -> int:
     """Three steps of two micro-batches; then a gradient that is not a number on one rank, which must change nothing."""
     from pipelines import shards
@@ -33,6 +39,7 @@ def main(stage: str) -> int:
         assert all(float(kept["step"]) == 3 for kept in found.values())
         return {number: {name: shards.full(kept[name]) for name in MOMENTS} for number, kept in found.items()}
 
+    _as_on_a_gpu()
     with hidden(), session():
         ranks = Accelerator()
         network, plain = _network(), _network()
@@ -43,9 +50,13 @@ def main(stage: str) -> int:
         call: Any = network
         if stage == "3":
             zero = Zero3(network, ours, optimizer, CLIP)
-            call = zero.engine
+            call = zero.module
         else:
             zero = Zero2(ours, optimizer, CLIP)
+        network.eval()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert call(torch.ones(1, 7)).dtype == plain(torch.ones(1, 7)).dtype == torch.bfloat16
+        assert call(torch.ones(1, 7)).dtype == torch.float32 and not network.training
         batches = torch.randn(3, 2, ranks.num_processes, 5, 7)
         for step in batches:
             for number, batch in enumerate(step):

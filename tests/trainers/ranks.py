@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from mmrubric.config import save_config
@@ -44,6 +46,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "reference": (NFT, {}),
 }
 """(settings, model section) of the runs; a rank of 3 leaves LoRA shards of different sizes."""
+
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="the package deepspeed is not installed: pip install 'mmrubric[deepspeed]'",
+)
 
 
 def launch(processes: int, *arguments: str, config: Path | None = None) -> subprocess.Popen[str]:

@@ -22,12 +22,13 @@ from pipelines.seeds import row_seed
 from pipelines.shards import local
 from tests.pipelines.cases import HEIGHT, WIDTH
 from tests.trainers.toys import PROMPTS, RedJudge
-from trainers import parts
+from trainers import parts, zero3
 from trainers.checkpoint import pack
 from trainers.config import TrainConfig
 from trainers.loop import Trainer
-from trainers.sharding import Layout, sharder
+from trainers.sharding import Layout, Shard, sharder
 from trainers.train import session
+from trainers.zero3 import Zero3
 
 
 def _digest(tensor: torch.Tensor) -> str:
@@ -85,17 +86,23 @@ def run(config: TrainConfig) -> None:
         (trainer.directory / f"facts-{trainer.dist.rank}.json").write_text(json.dumps(facts))
 
 
-def compare(directory: Path) -> None:
-    """A model in shards against the same model on one rank, written to `<directory>/gap-<rank>.json`: how far apart are
-    samples, gradients, weights after a step, and samples from equal weights then. Where it reads source pictures, ranks
-    have other numbers of shapes, so other numbers of calls."""
+def compare(directory: Path, how: Shard) -> None:
+    """A model in shards against the same model on one rank, written to `<directory>/gap-<how>-<rank>.json`: how far
+    apart are samples, gradients (of FSDP2), weights after a step, and samples from equal weights then. Where it reads
+    source pictures, ranks have other numbers of shapes, so other numbers of calls."""
     ranks = Accelerator()
     rank, world = ranks.process_index, ranks.num_processes
     # of one of them, float32 adapters on frozen weights in bf16: layers of two types
-    how: dict[str, Any] = {"tune": "lora", "precision": "bf16"} if directory.name == "sd15" else {}
-    alone = load_policy(directory, device="cpu", **how)
-    spread = load_policy(directory, device="cpu", shard=sharder(torch.device("cpu")), **how)
+    kept: dict[str, Any] = {"tune": "lora", "precision": "bf16"} if directory.name == "sd15" else {}
+    shard = sharder if how == "fsdp2" else zero3.sharder
+    alone = load_policy(directory, device="cpu", **kept)
+    spread = load_policy(directory, device="cpu", shard=shard(torch.device("cpu")), **kept)
     assert isinstance(alone, FlowPolicy) and isinstance(spread, FlowPolicy)
+    pairs = [(p, q) for (_, p), (_, q) in zip(alone.trainable_parameters(), spread.trainable_parameters(), strict=True)]
+    theirs, ours = (torch.optim.SGD(parameters, lr=0.0) for parameters in zip(*pairs, strict=True))
+    engine = Zero3(spread.module, [q for _, q in pairs], ours, None) if how == "zero3" else None
+    if engine is not None:
+        spread.wrap(lambda _: engine.module)
     most = min(alone.adapter.max_sources, 2)
     rows = {}
     for each in range(world):
@@ -108,43 +115,51 @@ def compare(directory: Path) -> None:
     sampler = Sampler(steps=2, noise="sde" if "dt" in alone.provides else "ddim", height=HEIGHT, width=WIDTH)
     seeds = [row_seed(0, 0, n, rank) for n in range(2)]
     mine, index = rows[rank], torch.arange(2)
-    both, record = (spread, alone), frozenset({"states", "log_prob"})
-    ours, theirs = (p.sample(mine, seeds, sampler, record) for p in both)
-    for policy in both:
-        out = policy.log_prob(theirs, index, index * 0)
+    record = frozenset({"states", "log_prob"})
+    drawn = {policy: policy.sample(mine, seeds, sampler, record) for policy in (spread, alone)}
+    for policy in (spread, alone):
+        out = policy.log_prob(drawn[alone], index, index * 0)
         assert out.log_prob is not None
-        (out.log_prob.sum() / (world if policy is alone else 1)).backward()
-    pairs = [(p, q) for (_, p), (_, q) in zip(alone.trainable_parameters(), spread.trainable_parameters(), strict=True)]
+        loss = out.log_prob.sum() / (world if policy is alone else 1)
+        if engine is not None and policy is spread:
+            engine.backward(loss, last=True)
+        else:
+            loss.backward()
     gradients, sizes = [], []
     for p, q in pairs:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         torch.distributed.all_reduce(p.grad)
-        found = torch.zeros_like(p) if q.grad is None else shards.full(q.grad)
         sizes.append(float(p.grad.abs().max()))
-        gradients.append(float((p.grad - found).abs().max()) / (1e-6 + sizes[-1]))
-    for parameters in zip(*pairs, strict=True):
-        torch.optim.SGD(parameters, lr=0.01 / max(sizes)).step()
+        if engine is None:
+            found = torch.zeros_like(p) if q.grad is None else shards.full(q.grad)
+            gradients.append(float((p.grad - found).abs().max()) / (1e-6 + sizes[-1]))
+    for optimizer in (theirs, ours):
+        optimizer.param_groups[0]["lr"] = 0.01 / max(sizes)
+    theirs.step()
+    (ours if engine is None else engine).step()
     weights = max(float((p - shards.full(q)).detach().abs().max()) for p, q in pairs)
     for p, q in pairs:
         shards.assign(q, p.detach())
-    again = [p.sample(mine, seeds, sampler, record).samples for p in both]
+    again = [p.sample(mine, seeds, sampler, record).samples for p in (spread, alone)]
     facts = {
-        "samples": float((ours.samples - theirs.samples).abs().max()),
-        "gradients": max(gradients),
+        "samples": float((drawn[spread].samples - drawn[alone].samples).abs().max()),
+        "gradients": max(gradients, default=None),
         "share_with_gradient": sum(size > 1e-5 * max(sizes) for size in sizes) / len(sizes),
         "weights": weights,
         "samples_after": float((again[0] - again[1]).abs().max()),
-        "moved": float((again[1] - theirs.samples).abs().max()),
+        "moved": float((again[1] - drawn[alone].samples).abs().max()),
     }
-    (directory / f"gap-{rank}.json").write_text(json.dumps(facts))
+    (directory / f"gap-{how}-{rank}.json").write_text(json.dumps(facts))
 
 
 def main(paths: list[str]) -> int:
-    """Run the configurations one after the other; of model directories, compare shards with the whole."""
+    """Run the configurations one after the other; of model directories, as `<how>:<directory>`, compare shards with the
+    whole."""
     with session():
         for path in paths:
-            if Path(path).is_dir():
-                compare(Path(path))
+            how, _, directory = path.partition(":")
+            if how in ("fsdp2", "zero3"):
+                compare(Path(directory), how)
             else:
                 run(load_config(TrainConfig, path, []))
     return 0

@@ -45,8 +45,7 @@ def test_accelerate_reads_the_launch_configuration(name: str) -> None:
     assert args.num_machines == (2 if name == "multi_node" else 1)
     assert args.use_fsdp == (name in ("fsdp2", "multi_node")) and args.use_deepspeed == name.startswith("deepspeed")
     assert args.multi_gpu == (name == "ddp")
-    # precision is the run's own; what transformers' Trainer drives says bf16
-    assert args.mixed_precision == ("bf16" if name == "deepspeed_zero3" else "no")
+    assert args.mixed_precision == "no"  # precision is the run's own
     if args.use_deepspeed:
         assert args.zero_stage == int(name[-1]) == vars(config)["deepspeed_config"]["zero_stage"]
 
@@ -69,7 +68,7 @@ def test_what_accelerate_makes_of_the_sharded_configurations_is_what_we_read(
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_what_accelerate_makes_of_the_deepspeed_configurations_is_what_we_read(
-    stage: int, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    stage: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env
@@ -78,14 +77,7 @@ def test_what_accelerate_makes_of_the_deepspeed_configurations_is_what_we_read(
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(command))
     monkeypatch.setattr(args, "main_process_port", 0)
     monkeypatch.setattr(args, "deepspeed_fields_from_accelerate_config", "zero_stage", raising=False)
-    environment = prepare_deepspeed_cmd_env(args)[1]
-    if stage == 2:
-        assert sharding.asked(environment) == sharding.Asked("zero2")
-        return
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=r"ZeRO-3.*configs/accelerate/fsdp2\.yaml"):
-        parts.build(settings(tmp_path, tiny_model))
+    assert sharding.asked(prepare_deepspeed_cmd_env(args)[1]) == sharding.Asked(f"zero{stage}")
 
 
 @pytest.mark.parametrize(
