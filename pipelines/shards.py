@@ -55,6 +55,7 @@ def _let_go(tensor: Held) -> None:
     """
     parameter: Any = tensor
     if is_partitioned(tensor) and parameter.numel():
+        parameter.ds_active_sub_modules.clear()  # an error may have left its layer's forward
         parameter.partition()
 
 

@@ -42,6 +42,7 @@ class TrainedPolicy:
     ) -> None:
         self.lora, self.precision = lora, precision
         self.version = 0
+        self._whole = shard is None
         self._core = core if shard is None else shard(core)
         self._wrapped = self._core
         self._trainable = [(name, p) for name, p in self._core.named_parameters() if p.requires_grad]
@@ -131,7 +132,8 @@ class TrainedPolicy:
 
     def _autocast(self) -> torch.autocast:
         dtype = AUTOCAST[self.precision]
-        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+        # the cache would keep a cast of each gathered weight, so all of them, until the call ends
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=self._whole)
 
 
 def number_rows(

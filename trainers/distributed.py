@@ -109,7 +109,7 @@ def param_checksum(parameters: Iterable[torch.Tensor]) -> float:
     where parameters are sharded: each is gathered for its moment, so that ranks compare what they would run."""
     total = 0.0
     for position, parameter in enumerate(parameters, 1):
-        values = full(parameter.detach()).double()
+        values = full(parameter).double()
         total += position * float(values.sum()) + float(values.square().sum())
     return total
 
@@ -225,7 +225,7 @@ def started_processes() -> int:
 def launch_command(processes: int, accelerator: bool, arguments: Sequence[str] | None = None) -> str:
     """The command that really starts `processes` ranks of `trainers.train` on this kind of machine."""
     use_cpu = "" if accelerator else "ACCELERATE_USE_CPU=true "
-    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    stage = 3 if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3" else 2
     used = {"ACCELERATE_USE_FSDP": "fsdp2", "ACCELERATE_USE_DEEPSPEED": f"deepspeed_zero{stage}"}
     file = next((file for name, file in used.items() if os.environ.get(name, "false").lower() == "true"), None)
     several = ""

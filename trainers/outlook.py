@@ -16,7 +16,7 @@ from trainers import checks, estimate, parts, sharding, zero2
 from trainers.config import TrainConfig
 from trainers.distributed import Dist, started_processes
 from trainers.prompts import PromptSampler
-from trainers.sharding import Layout
+from trainers.sharding import Layout, Shard
 
 
 def as_started(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
@@ -37,8 +37,8 @@ def as_started(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
 
 
 def of(config: TrainConfig, inputs: parts.Inputs | None, accelerator: Accelerator | None = None) -> dict[str, Any]:
-    """Model, memory per rank, samples, judge calls and cost. A collective where several ranks were started: these
-    shard the empty model as the run would shard the full one.
+    """Model, memory per rank, samples, judge calls and cost. A collective where several ranks were started:
+    with FSDP2 these shard the empty model as the run would shard the full one.
 
     Args:
         config: with the number of ranks that counts.
@@ -52,22 +52,31 @@ def of(config: TrainConfig, inputs: parts.Inputs | None, accelerator: Accelerato
     }
 
 
-def count(made: Skeleton, blocks: tuple[str, ...] = ()) -> estimate.Numbers:
-    """Numbers of a model; `blocks` are the layers that sharding gathers one at a time, empty = none."""
+def count(made: Skeleton, shard: Shard = "none", blocks: tuple[str, ...] = ()) -> estimate.Numbers:
+    """Numbers of a model; `blocks`: class names that the launcher gave, see `sharding.block_names`."""
     trained = _count(made.denoiser, trained=True)
-    seen: set[int] = set()
-    gathered = []
-    for layer in sharding.layers(made.denoiser, blocks):
-        own = [p for p in layer.parameters() if id(p) not in seen]
-        seen |= {id(p) for p in own}
-        gathered.append(sum(p.numel() for p in own))
     return estimate.Numbers(
         trained=trained,
         frozen=_count(made.denoiser) - trained,
         encoders=sum(_count(encoder) for encoder in made.encoders),
         vae=_count(made.vae),
-        block=max(gathered) if blocks else 0,
+        block=_gathered(made.denoiser, shard, blocks),
     )
+
+
+def _gathered(denoiser: nn.Module, shard: Shard, blocks: tuple[str, ...]) -> int:
+    """Most numbers that are gathered at once: of a layer by FSDP2, of a module's own by ZeRO-3."""
+    if shard == "zero3":
+        return max(sum(p.numel() for p in part.parameters(recurse=False)) for part in denoiser.modules())
+    if shard != "fsdp2":
+        return 0
+    seen: set[int] = set()
+    gathered = []
+    for layer in sharding.layers(denoiser, sharding.block_names(denoiser, blocks)):
+        own = [p for p in layer.parameters() if id(p) not in seen]
+        seen |= {id(p) for p in own}
+        gathered.append(sum(p.numel() for p in own))
+    return max(gathered)
 
 
 def _count(module: nn.Module, trained: bool = False) -> int:
@@ -78,7 +87,7 @@ def _model(config: TrainConfig, accelerator: Accelerator | None) -> dict[str, An
     launched = parts.check_launch(config)
     options, sharded = config.model, launched.shard in ("fsdp2", "zero3")
     made = skeleton.build(options.path, options.tune, options.lora)
-    numbers = count(made, sharding.block_names(made.denoiser, launched.blocks) if sharded else ())
+    numbers = count(made, launched.shard or "none", launched.blocks)
     held = estimate.memory(
         numbers,
         precision=options.precision,

@@ -83,7 +83,7 @@ class Updater:
     """Moves the policy by one rollout.
 
     Args:
-        policy: what is trained; its module is already wrapped for the ranks.
+        policy: what is trained; its module is already wrapped for the ranks, but for zero3, which is done here.
         loss: which loss, and `kl`: which distance from the reference.
         optim, options: the sections of the configuration.
         precision: fp16 scales the gradients.
@@ -152,7 +152,10 @@ class Updater:
         recompute = self._recompute(rollout, sampled_at)
         items, trained, live = self._items(rollout, advantage, weight, run_seed, step)
         exact = self.loss.kind == "replay" and not recompute and sampled_at == self.optim.batch_size
-        plans = [self._plan(items, trained & chunk, live & chunk, exact) for chunk in self._chunks(rollout, items)]
+        # the number of rows decides how often a token model calls its head, and ZeRO-3 gathers the head for each
+        even = isinstance(self.engine, Zero3) and rollout.sampler.kind == "tokens"
+        full = exact or even
+        plans = [self._plan(items, trained & chunk, live & chunk, full) for chunk in self._chunks(rollout, items)]
         stats = UpdateStats(Means(), skipped=int((trained & ~live).sum()) if self.options.skip_zero else 0)
         if recompute and self.optim.epochs == 1 and not self._sampled_otherwise(rollout):
             for plan in [plan for plan in plans if plan.microbatches][:1]:
@@ -206,7 +209,7 @@ class Updater:
         for number in range(count):
             yield rollout.prompt_rows.cpu()[items.rows] % count == number
 
-    def _plan(self, items: Items, trained: Tensor, live: Tensor, exact: bool) -> Plan:
+    def _plan(self, items: Items, trained: Tensor, live: Tensor, full: bool) -> Plan:
         size, item_weight = self.optim.batch_size, items.batch.weight
         assert item_weight is not None
         mine = (live if self.options.skip_zero else trained).nonzero().flatten()
@@ -219,10 +222,9 @@ class Updater:
         for number in range(count):
             part = mine[number * size : (number + 1) * size]
             weight = item_weight[part.to(self.device)]
-            # Recorded log-probs ask for the rollout's batch size (kernels depend on it); a rank that has run
-            # out
-            # of items goes on with one of weight 0, so that all ranks run the same collectives.
-            wanted = size if exact else max(len(part), 1)
+            # Recorded log-probs ask for the rollout's batch size (kernels depend on it); a rank that has run out of
+            # items goes on with one of weight 0, so that all ranks run the same collectives.
+            wanted = size if full else max(len(part), 1)
             if short := wanted - len(part):
                 filler = part[:1] if len(part) else mine[:1] if len(mine) else torch.zeros(1, dtype=torch.long)
                 part = torch.cat([part, filler.expand(short)])

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-2: gradients and optimizer in 1/N on each of N ranks, the weights whole on each.
+"""DeepSpeed ZeRO-2: gradients and optimizer in 1/N on each of N ranks, the weights whole. And what ZeRO-3 shares.
 
 DeepSpeed's engine gets the trained parameters and the optimizer, and never the network: the policy calls its own
 module, so that frozen weights keep their precision and named copies of the weights are swapped in as on one process.
@@ -106,6 +106,7 @@ class Zero2:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`, after the parameters have got their values. Of an optimizer of one process too."""
         part = self._part
+        self._optimizer.state.clear()
         kept = {name: torch.zeros_like(part) for name in MOMENTS}
         for number, parameter, mine, place in self._places():
             part[place] = parameter.view(-1)[mine]
@@ -136,6 +137,7 @@ def config(zero: dict[str, Any], limit: float | None) -> dict[str, Any]:
         "steps_per_print": None,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": zero,
+        "timers": {"throughput": {"enabled": False}},  # it would wait for the GPU in each forward
     }
 
 

@@ -35,6 +35,8 @@ def sharder(device: torch.device) -> Callable[[nn.Module], nn.Module]:
     it."""
 
     def shard(module: nn.Module) -> nn.Module:
+        for buffer in module.buffers():
+            buffer.data = buffer.data.to(device)  # Init places parameters only
         zero2.load(device).zero.Init(module=module, config_dict_or_path=_config(1, None))
         plain = [name for name, p in module.named_parameters() if not shards.is_partitioned(p)]
         if plain:
@@ -112,36 +114,36 @@ class Zero3:
         state: dict[int, dict[str, Any]] = {}
         for number, parameter in enumerate(self._parameters):
             if kept := self._optimizer.state.get(self._flat(parameter)):
-                part = shards.held(parameter)
-                assert isinstance(part, shards.Partition)
-                moments = {name: self._local(parameter, name)[: len(part.part)] for name in MOMENTS}
-                parts = {name: shards.Partition(moment, part.shape) for name, moment in moments.items()}
-                state[number] = {"step": kept["step"].clone(), **parts}
+                moments = {name: self._part(parameter, name) for name in MOMENTS}
+                state[number] = {"step": kept["step"].clone(), **moments}
         return {"state": state, "param_groups": [{**group, "params": list(range(len(self._parameters)))}]}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict` with whole tensors, after the parameters have got their values. Of an optimizer of
         one process too."""
+        self._optimizer.state.clear()
         for number, parameter in enumerate(self._parameters):
-            self._local(parameter, None).copy_(parameter.ds_tensor)  # pyright: ignore[reportAttributeAccessIssue]
+            self._part(parameter).part.copy_(shards.local(parameter))
             if state["state"]:
                 found, flat = state["state"][number], self._flat(parameter)
                 kept = self._optimizer.state[flat]
-                kept.setdefault("step", found["step"].clone())
+                kept["step"] = found["step"].clone()
                 for name in MOMENTS:
                     kept.setdefault(name, torch.zeros_like(flat))
-                    whole = found[name].to(flat.device)
-                    shards.assign(shards.Partition(self._local(parameter, name), whole.shape), whole)
+                    shards.assign(self._part(parameter, name), found[name].to(flat.device))
 
     def _flat(self, parameter: nn.Parameter) -> Tensor:
         """The float32 buffer that a parameter's part lies in; the key of the optimizer's state."""
         inner = self._engine.optimizer
         return inner.fp32_partitioned_groups_flat[inner.grad_position[inner.get_param_id(parameter)][0]]
 
-    def _local(self, parameter: nn.Parameter, moment: str | None) -> Tensor:
-        """What the optimizer keeps of a parameter's part, filled up as it is: its value, or a moment."""
-        return self._engine.optimizer.get_local_fp32_param(parameter, moment)
+    def _part(self, parameter: nn.Parameter, moment: str | None = None) -> shards.Partition:
+        """What the optimizer keeps of a parameter's part: its value, or a moment."""
+        part = shards.held(parameter)
+        assert isinstance(part, shards.Partition)
+        kept = self._engine.optimizer.get_local_fp32_param(parameter, moment)
+        return shards.Partition(kept[: len(part.part)], part.shape)
 
 
 def _config(bucket: int, limit: float | None) -> dict[str, Any]:

@@ -277,6 +277,18 @@ def test_a_wrapper_is_used_for_training_and_parameters_stay(tiny, prompts):
         load_policy(tiny).wrap(replacing)
 
 
+def test_of_shards_no_casts_are_kept_for_the_call(tiny, prompts):
+    kept = {}
+    for name, shard in (("whole", None), ("shards", lambda module: module)):
+        policy = load_policy(tiny, device="cpu", precision="bf16", shard=shard)
+        policy.module.register_forward_hook(
+            lambda *_, name=name: kept.update({name: torch.is_autocast_cache_enabled()})
+        )
+        sample(policy, prompts)
+    # the cache would hold a cast of every weight, which shards are there to avoid
+    assert kept == {"whole": True, "shards": False}
+
+
 def test_tf45_tf46_works_inside_ddp(tiny, prompts, tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

@@ -72,6 +72,15 @@ def main(stage: str) -> int:
         for number, parameter in enumerate(theirs):
             for name in MOMENTS:
                 assert torch.allclose(before[number][name], expected.state[parameter][name], rtol=1e-4, atol=1e-9)
+        # tensors of 13, 39 and 3 numbers are no even halves; what is taken up replaces what was there
+        whole = {n: {"step": torch.tensor(3.0), **kept} for n, kept in before.items()}
+        groups = zero.state_dict()["param_groups"]
+        moved = {n: {"step": torch.tensor(7.0), **{k: v + 1 for k, v in kept.items()}} for n, kept in before.items()}
+        for state, step in ((moved, 7), ({}, None), (whole, 3)):
+            zero.load_state_dict({"state": state, "param_groups": groups})
+            found = zero.state_dict()["state"]
+            assert {float(kept["step"]) for kept in found.values()} == ({step} if step else set())
+            assert all(torch.equal(shards.full(found[n][name]), state[n][name]) for n in state for name in MOMENTS)
         zero.backward(call(batches[0, 0, 0]).sum() * (math.nan if ranks.process_index else 1.0), last=True)
         assert not math.isfinite(zero.step())
         after = moments()

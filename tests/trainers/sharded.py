@@ -22,7 +22,7 @@ from pipelines.seeds import row_seed
 from pipelines.shards import local
 from tests.pipelines.cases import HEIGHT, WIDTH
 from tests.trainers.toys import PROMPTS, RedJudge
-from trainers import parts, zero3
+from trainers import parts, zero2, zero3
 from trainers.checkpoint import pack
 from trainers.config import TrainConfig
 from trainers.loop import Trainer
@@ -88,7 +88,7 @@ def run(config: TrainConfig) -> None:
 
 def compare(directory: Path, how: Shard) -> None:
     """A model in shards against the same model on one rank, written to `<directory>/gap-<how>-<rank>.json`: how far
-    apart are samples, gradients (of FSDP2), weights after a step, and samples from equal weights then. Where it reads
+    apart are samples, gradients, weights after a step, and samples from equal weights then. Where it reads
     source pictures, ranks have other numbers of shapes, so other numbers of calls."""
     ranks = Accelerator()
     rank, world = ranks.process_index, ranks.num_processes
@@ -130,9 +130,11 @@ def compare(directory: Path, how: Shard) -> None:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         torch.distributed.all_reduce(p.grad)
         sizes.append(float(p.grad.abs().max()))
-        if engine is None:
+        if engine is not None:
+            found = zero2.load(torch.device("cpu")).utils.safe_get_full_grad(q)
+        else:
             found = torch.zeros_like(p) if q.grad is None else shards.full(q.grad)
-            gradients.append(float((p.grad - found).abs().max()) / (1e-6 + sizes[-1]))
+        gradients.append(float((p.grad - found).abs().max()) / (1e-6 + sizes[-1]))
     for optimizer in (theirs, ours):
         optimizer.param_groups[0]["lr"] = 0.01 / max(sizes)
     theirs.step()
@@ -143,7 +145,7 @@ def compare(directory: Path, how: Shard) -> None:
     again = [p.sample(mine, seeds, sampler, record).samples for p in (spread, alone)]
     facts = {
         "samples": float((drawn[spread].samples - drawn[alone].samples).abs().max()),
-        "gradients": max(gradients, default=None),
+        "gradients": max(gradients),
         "share_with_gradient": sum(size > 1e-5 * max(sizes) for size in sizes) / len(sizes),
         "weights": weights,
         "samples_after": float((again[0] - again[1]).abs().max()),

@@ -31,14 +31,15 @@ def gaps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("how", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
 @pytest.mark.parametrize("model", MODELS)
 def test_other_models_in_shards_equal_the_whole(model: str, how: str, gaps: Path) -> None:
+    # measured: samples 5e-7, gradients 5e-6, weights 3e-8, either way
     # of models that read sources, rank 1 has sources of two shapes and calls its module twice, rank 0 once
     for rank in range(2):
         gap = json.loads((gaps / model / f"gap-{how}-{rank}.json").read_text())
         print(model, how, gap)
         assert gap["samples"] <= 1e-5
         # gradients add up in another order; in bf16 (sd15) that is worth 2^-8 a time: 0.015 measured, and 0.04 on one
-        # process from another scale of the loss. ZeRO-3 keeps them to itself
-        assert how == "zero3" or gap["gradients"] <= (0.05 if model == "sd15" else 1e-5)
+        # process from another scale of the loss
+        assert gap["gradients"] <= (0.05 if model == "sd15" else 1e-5)
         # of a fresh adapter (sd15) one half has no gradient yet
         assert gap["share_with_gradient"] > (0.4 if model == "sd15" else 0.8)
         assert gap["weights"] <= (1e-3 if model == "sd15" else 1e-6)

@@ -116,10 +116,14 @@ def train(config: TrainConfig) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`accelerate launch tests/trainers/toys.py one.yaml two.yaml ... key=value ...`: runs, one after the
-    other."""
+    """`accelerate launch tests/trainers/toys.py one.yaml two.yaml ... key=value ... --chunk N`: runs, one after the
+    other; N: `CHUNK_ELEMENTS` of token models."""
     from mmrubric.config import load_config
+    from pipelines import token_sampling
     from trainers.train import session
+
+    if "--chunk" in arguments:
+        token_sampling.CHUNK_ELEMENTS = int(arguments[arguments.index("--chunk") + 1])
 
     with session():
         for path in (text for text in arguments if text.endswith(".yaml")):
