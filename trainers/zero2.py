@@ -51,7 +51,24 @@ class _Trained(nn.Module):
         return loss
 
 
-class Zero2:
+class Stepper:
+    """What the stages share: an engine of DeepSpeed that adds up gradients and steps."""
+
+    _engine: Any
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the gradients of a micro-batch, averaged over ranks; `last`: a step follows."""
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss)
+
+    def step(self) -> float:
+        """Clip, step and clear. Returns the norm of the gradients before clipping, over all ranks; where it is not
+        finite, no weight has changed."""
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm())
+
+
+class Zero2(Stepper):
     """The engine of a run. All ranks make it, and call its methods, together.
 
     Args:
@@ -80,14 +97,7 @@ class Zero2:
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the gradients of a micro-batch, averaged over ranks; `last`: a step follows."""
-        self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(self._engine(loss))
-
-    def step(self) -> float:
-        """Clip, step and clear. Returns the norm of the gradients before clipping, over all ranks; where it is not
-        finite, no weight has changed."""
-        self._engine.step()
-        return float(self._engine.get_global_grad_norm())
+        super().backward(self._engine(loss), last)
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state as one process has it: whole tensors per parameter. A collective."""

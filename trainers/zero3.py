@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pipelines import shards
 from trainers import zero2
-from trainers.zero2 import MOMENTS
+from trainers.zero2 import MOMENTS, Stepper
 
 OPTIONS = {
     "stage": 3,
@@ -73,7 +73,7 @@ class _Engine(nn.Module):
             return self.engine(kind, *inputs, **options)
 
 
-class Zero3:
+class Zero3(Stepper):
     """The engine of a run. All ranks make it, and call its methods, together.
 
     Args:
@@ -96,17 +96,6 @@ class Zero3:
         self._engine = zero2.make_engine(parameters[0].device, network, optimizer, options)
         self.module = _Engine(self._engine, network)
         """What to call in place of the network."""
-
-    def backward(self, loss: Tensor, last: bool) -> None:
-        """Add the gradients of a micro-batch, averaged over ranks; `last`: a step follows."""
-        self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(loss)
-
-    def step(self) -> float:
-        """Clip, step and clear. Returns the norm of the gradients before clipping, over all ranks; where it is not
-        finite, no weight has changed."""
-        self._engine.step()
-        return float(self._engine.get_global_grad_norm())
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state as one process has it, per parameter, in parts: see `pipelines.shards.gathered`."""
