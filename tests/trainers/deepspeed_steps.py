@@ -41,7 +41,7 @@ def main(stage: str) -> int:
 
     _as_on_a_gpu()
     with hidden(), session():
-        ranks = Accelerator()
+        ranks, linear = Accelerator(), nn.functional.linear
         network, plain = _network(), _network()
         if stage == "3":
             sharder(torch.device("cpu"))(network)
@@ -53,6 +53,7 @@ def main(stage: str) -> int:
             call = zero.module
         else:
             zero = Zero2(ours, optimizer, CLIP)
+        assert nn.functional.linear is linear  # for all other networks of the process
         network.eval()
         with torch.autocast("cpu", torch.bfloat16):
             assert call(torch.ones(1, 7)).dtype == plain(torch.ones(1, 7)).dtype == torch.bfloat16
