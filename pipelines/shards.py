@@ -25,12 +25,16 @@ class Partition:
     shape: torch.Size
     """Of the whole, n numbers."""
 
+    @property
+    def size(self) -> int:
+        """Numbers of each rank's part, filled up."""
+        return -(-self.shape.numel() // torch.distributed.get_world_size())
+
     def whole(self) -> Tensor:
         """A collective."""
-        ranks = torch.distributed.get_world_size()
-        mine = self.part.new_zeros(-(-self.shape.numel() // ranks))
+        mine = self.part.new_zeros(self.size)
         mine[: len(self.part)] = self.part
-        every = [torch.empty_like(mine) for _ in range(ranks)]
+        every = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size())]
         torch.distributed.all_gather(every, mine)
         return torch.cat(every)[: self.shape.numel()].view(self.shape)
 
@@ -84,8 +88,7 @@ def copy_of(tensor: Tensor) -> Held:
 
 def numel(tensor: Held) -> int:
     """Numbers of the whole tensor."""
-    found = held(tensor)
-    return found.shape.numel()
+    return held(tensor).shape.numel()
 
 
 def state_dict(module: nn.Module) -> dict[str, Held]:
@@ -156,8 +159,7 @@ def assign(target: Held, value: Tensor) -> None:
     """target <- value, a whole tensor that is the same on all ranks."""
     if isinstance(found := held(target), Partition):
         _let_go(target)
-        size = -(-found.shape.numel() // torch.distributed.get_world_size())
-        begin = torch.distributed.get_rank() * size
+        begin = torch.distributed.get_rank() * found.size
         found.part.copy_(value.reshape(-1)[begin : begin + len(found.part)])
     else:
         found.copy_(like(value.to(found.dtype), found))
